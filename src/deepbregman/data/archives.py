@@ -203,10 +203,7 @@ def write_archive(
     compression and written in pieces, so that memory stays bounded.
 
     With ``skip_unreadable`` the nearest following readable image takes the place of one that cannot
-    be decoded, as in training.
-
-    Returns:
-        How many images were replaced by another one.
+    be decoded, as in training; it returns how many were replaced.
     """
     splits = {name: split for name, split in source.splits.items() if len(split)}
     total, done, num_replaced = sum(map(len, splits.values())), 0, 0

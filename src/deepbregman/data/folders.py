@@ -237,11 +237,9 @@ def _label_by_folder(tree: Tree, classes: Iterable[str]) -> Files:
 def _label_by_table(
     found: Mapping[str, Path], table: Path, rows: Iterable[tuple[int, str, int]]
 ) -> Files:
-    """Label images by a table that must name each of them exactly once.
+    """Label images, by their names in a table that must name each of them exactly once.
 
-    Args:
-        found: The image files by the name that the table has for them.
-        rows: Number of the line, name and label.
+    A row of the table is given as the number of its line, the name and the label.
     """
     labels: dict[str, int] = {}
     for number, name, label in rows:

@@ -129,8 +129,7 @@ def take_test(
 ) -> tuple[Split, Split | None]:
     """If there is no test split, make one of a fifth of the labelled images, drawn by class.
 
-    Args:
-        groups: (N,), which are never divided, such as photographs of one lesion.
+    Groups (N,), such as photographs of one lesion, are never divided.
     """
     if test is not None or train.labels is None:
         return train, test

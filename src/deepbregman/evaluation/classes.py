@@ -38,9 +38,7 @@ def sum_classes(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 def divergence_to(scores: Tensor, distributions: Tensor, smoothing: float) -> Tensor:
     """Return ``D(image || distribution)`` (N, C), in float64 and a part at a time.
 
-    Args:
-        distributions: (C, K), the mean scores of each distribution.
-        smoothing: temperature of the smooth form; 0 is the hard form.
+    A distribution is given by its mean scores: ``distributions`` are (C, K).
     """
     parts = torch.split(scores, max(1, _ENTRIES // scores.shape[1]))
     diverge = prepare_targets(distributions.double(), smoothing)

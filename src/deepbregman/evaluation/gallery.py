@@ -94,9 +94,7 @@ def open_run(
 ) -> OpenedRun:
     """Load a run's networks, and open its own dataset or another one.
 
-    Args:
-        source: the dataset, already open; then ``data`` only names it.
-        devices: how many compute features, or ``all``.
+    If the dataset is open already (``source``), ``data`` only names it.
     """
     loaded = load_run(run, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable)
     opened, changed = loaded.open_images(data, source, ignore_progress)

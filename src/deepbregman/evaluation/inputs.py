@@ -97,11 +97,7 @@ def load_run(
     devices: int | str = 1,
     skip_unreadable: bool = False,
 ) -> LoadedRun:
-    """Load a run's networks from its last checkpoint, in evaluation mode.
-
-    Args:
-        devices: how many compute features, or ``all``.
-    """
+    """Load a run's networks from its last checkpoint, in evaluation mode."""
     run = run if isinstance(run, Run) else Run.open(Path(run))
     device, *helpers = pick_devices(accelerator, devices)
     model, config, epoch, data_fingerprint = load_trained(run, device, encoder)

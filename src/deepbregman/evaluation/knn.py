@@ -176,10 +176,6 @@ def rank_bank(
     the item's winning subnetwork leaves in the query's scores. In the hard form a query is at
     divergence 0 from a whole cell of the bank. Ties are ordered by a seeded shuffle of the bank, so
     that the order of the bank, often that of its classes, does not matter.
-
-    Args:
-        queries: (Q, d) features, or (Q, K) scores.
-        bank: (B, d) or (B, K).
     """
     order = epoch_order(len(bank), seed, 0).to(bank.device)
     found = nearest_by(similarity_to(measure, bank[order], smoothing), queries, k)

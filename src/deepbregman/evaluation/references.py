@@ -45,11 +45,7 @@ def guess(labelled: LabelledFeatures) -> dict[str, float]:
 
 
 class PixelClassifiers:
-    """The classifiers of the protocols on the pixels themselves, each fitted once.
-
-    Args:
-        labelled: the images; its networks are not used.
-    """
+    """The classifiers of the protocols on the pixels themselves, each fitted once."""
 
     def __init__(self, labelled: LabelledFeatures, seed: int) -> None:
         self.labelled, self.seed = labelled, seed

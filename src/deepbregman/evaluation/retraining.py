@@ -453,10 +453,8 @@ def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
     """Draw a share of the labelled training images, class by class, at least one of each.
 
     Of a class with ``n`` images ``n * share`` are drawn, rounded down or up so that the total is
-    that of the whole set. Only where that is below one image of a class, there are more.
-
-    Returns:
-        Indices into the training split, int64 and ascending.
+    that of the whole set. Only where that is below one image of a class, there are more. Returned
+    are indices into the training split, ascending.
     """
     labels = source.train.known_labels
     if share == 1:
@@ -482,10 +480,8 @@ def read_labelled(source: Source, file: Path) -> Tensor:
     """Read the names of the labelled training images from a file, one on each line.
 
     A name is a path in the data folder or the end of one, such as the bare file name, and must fit
-    exactly one training image. Empty lines are passed over; a name twice counts once.
-
-    Returns:
-        Indices into the training split, int64 and ascending.
+    exactly one training image. Empty lines are passed over; a name twice counts once. Returned are
+    indices into the training split, ascending.
     """
     if source.train.names is None:
         raise UserError(

@@ -69,8 +69,7 @@ def ranking_quality(
     their number.
 
     Args:
-        queries: (Q, d) features, or (Q, K) scores.
-        bank: (B, d) or (B, K).
+        queries: (Q, d) features, or (Q, K) scores; the bank likewise.
         k: of the precision among the first k, from 1 to B.
     """
     order = epoch_order(len(bank), seed, 0).to(bank.device)
@@ -113,10 +112,7 @@ def search_images(
 ) -> list[Answer]:
     """Find the images most like each query; an image is never found for itself.
 
-    The arguments are those of :func:`deepbregman.search`.
-
-    Args:
-        key: name of an index to keep for the next search, if there is to be one.
+    The arguments are those of :func:`deepbregman.search`; ``key`` names an index to keep.
     """
     measures = opened.choose_measures(by, MEASURES)
     found = [_find_query(query, opened) for query in queries]

@@ -93,11 +93,7 @@ class Names(NamedTuple):
 
 
 def find_place(words: str, splits: Mapping[str, Names], data: str) -> tuple[str, int] | None:
-    """Find the image that a query names, as split and index; None for a file from elsewhere.
-
-    Args:
-        data: the name of the dataset, for errors.
-    """
+    """Find the image that a query names, as split and index; None for a file from elsewhere."""
     place = re.fullmatch(r"(train|test):(\d{1,18})", words)
     if place is not None:
         name, index = place[1], int(place[2])
@@ -198,9 +194,7 @@ def _read_picture(path: Path, side: int) -> Pixels:
 def name_index(run: Run, data: str | None, **options: object) -> str | None:
     """Return the digest of all that answers depend on; None for data that has no index.
 
-    Args:
-        data: a dataset instead of the run's own.
-        options: of the search, as far as the answers of an index depend on them.
+    Of the options of the search, those are given that answers depend on.
     """
     try:
         dataset, path = find_source(data or run.config.data.source)
@@ -217,9 +211,7 @@ def name_index(run: Run, data: str | None, **options: object) -> str | None:
 def write_index(folder: Path, networks: str, key: str, index: SearchIndex) -> None:
     """Keep an index, unless it is too large or the folder cannot be written to.
 
-    Args:
-        networks: digest of the run's networks, which all files of the folder begin with.
-        key: by :func:`name_index`.
+    Its name begins with the digest of the run's networks, as those of all files of the folder do.
     """
     from safetensors.numpy import save
 

@@ -329,11 +329,7 @@ def _trace_onnx(encoder: Encoder, size: int) -> bytes:
 
 
 def compare_onnx(graph: bytes, encoder: Encoder, size: int) -> float:
-    """Compare a graph with its encoder; refuse a graph that gives other features.
-
-    Returns:
-        The largest absolute difference of a feature.
-    """
+    """Return the largest difference of a graph's features to its encoder's; refuse a large one."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])

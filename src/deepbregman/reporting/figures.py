@@ -176,11 +176,7 @@ def save_plane_figure(
     labels: np.ndarray,
     chosen: int,
 ) -> None:
-    """Write maps of divergences to a chosen sample, the samples over them.
-
-    Args:
-        chosen: index of the sample x0.
-    """
+    """Write maps of divergences to the sample x0, which is ``chosen``, the samples over them."""
     samples = _list_dots(points, **{"class": labels})
     figures = [_draw_plane(one, x, y, samples, chosen) for one in maps]
     title = "Divergence from every point of the plane to a sample x0"

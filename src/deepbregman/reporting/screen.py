@@ -120,10 +120,8 @@ def format_distance(value: float) -> str:
 def draw_hits(title: str, found: Mapping[str, Sequence[tuple[str, str | None, float]]]) -> Table:
     """Draw what was found for one query, a group of columns for each measure.
 
-    Classes get a column unless the names tell them, as of files in a folder for each class.
-
-    Args:
-        found: for each measure the name, the class if known, and the value of the images.
+    Classes get a column unless the names tell them, as of files in a folder for each class. An
+    image is its name, its class if known, and its value.
     """
     every = [hit for hits in found.values() for hit in hits]
     labelled = any(known is not None for _, known, _ in every)

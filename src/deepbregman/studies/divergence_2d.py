@@ -86,12 +86,7 @@ def run_divergence_2d(
     resolution: int = 160,
     console: Console | None = None,
 ) -> StudyResult:
-    """Learn divergences on classes of points and draw them, beside the classical ones.
-
-    Args:
-        samples: of all classes together.
-        resolution: points along a side of the maps.
-    """
+    """Learn divergences on classes of points and draw them, beside the classical ones."""
     console = console or Console(quiet=True)
     begin_study(out, seeds)
     record = collect_provenance(device_name(torch.device("cpu")))

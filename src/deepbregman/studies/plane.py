@@ -74,9 +74,6 @@ def fit(
 
     Adam, the learning rate falling to 0 along a cosine; batches of a shuffled order, epoch after
     epoch, a last, short one left out.
-
-    Args:
-        batch_size: points or sets in a batch; at most N are used.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, "order"))
     optimiser = torch.optim.Adam(network.parameters(), learning_rate)

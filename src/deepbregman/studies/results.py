@@ -79,12 +79,7 @@ def estimate_interval(
 ) -> list[float] | None:
     """Return the interval of a difference in points, over seeds and test images.
 
-    Args:
-        pairs: for each seed what two arms predicted for the same images.
-        balanced: of the mean over classes instead of over images.
-
-    Returns:
-        None where a prediction is not kept, or of other images.
+    Pairs are what two arms predicted with each seed. None if one is not kept, or of other images.
     """
     import numpy as np
 
@@ -207,11 +202,7 @@ def write_rows(
     values: Mapping[tuple[str, str], Sequence[float]],
     notes: str,
 ) -> StudyResult:
-    """Write ``results.json`` with a row for every arm and metric.
-
-    Args:
-        values: (arm, metric) -> a value for each seed.
-    """
+    """Write ``results.json`` with a row for every arm and metric, which have a value per seed."""
     results = {
         "study": study,
         "notes": notes,

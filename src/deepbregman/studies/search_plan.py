@@ -99,12 +99,7 @@ Space = tuple[Dimension, ...]
 
 
 def parse_space(words: Iterable[str], base: Config) -> Space:
-    """Read a space and check it against the configuration that it varies.
-
-    Args:
-        words: dimensions.
-        base: what the trials change; every corner of the space must be a configuration.
-    """
+    """Read a space; every corner of it must be a configuration, made from ``base``."""
     seen: dict[str, Dimension] = {}
     for word in words:
         name, equals, text = word.partition("=")

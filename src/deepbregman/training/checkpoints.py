@@ -223,9 +223,7 @@ def load_trained(
 ) -> Trained:
     """Load the networks of a run, in evaluation mode, with the epoch they were saved at.
 
-    Args:
-        encoder: a module of the same structure, for a run whose encoder was the user's own; it is
-            copied.
+    ``encoder`` is a module of the same structure, if it was the user's own; it is copied.
     """
     run = run if isinstance(run, Run) else Run.open(Path(run))
     # Those from before there was a rotation can be evaluated too.
@@ -339,12 +337,7 @@ def replace_last_by_previous(run: Run) -> None:
 
 
 def check_settings(before: Config, config: Config, epoch: float, origin: str) -> Changes:
-    """Refuse changes that affect what is trained; return the other changes.
-
-    Args:
-        epoch: how many epochs are done.
-        origin: of the configuration before.
-    """
+    """Refuse changes after so many epochs that affect what is trained; return the others."""
     changes = differing_fields(before, config)
     refused = {name: pair for name, pair in changes.items() if not _may_change(name, epoch, config)}
     if refused:

@@ -196,8 +196,7 @@ class BackgroundLogger:
 class Loggers:
     """All loggers of a run; a context, at whose end they have written what they will.
 
-    Args:
-        warn: called with words about a logger that fails, once for each.
+    ``warn`` is called once for each that fails.
     """
 
     def __init__(self, run: Run, config: Config, warn: Callable[[str], None]) -> None:

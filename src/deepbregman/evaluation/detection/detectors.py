@@ -202,10 +202,9 @@ def map_trunk_names(detector: Detector) -> dict[str, str]:
 
 
 def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int:
-    """Copy every tensor of a trunk's state into a detector, and check that it arrived.
+    """Copy every tensor of a trunk's state into a detector, check that it arrived, and count them.
 
-    Returns:
-        The number of tensors copied: all of them, or it is an error that names the others.
+    If one does not fit or is missing, it is an error that names it.
     """
     names, mine = map_trunk_names(detector), detector.state_dict()
     expected = {name: mine[place] for name, place in names.items()}

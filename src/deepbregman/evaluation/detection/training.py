@@ -82,12 +82,7 @@ def order_batches(
 def load_batches(
     data: Detections, batches: Sequence[list[int]], device: torch.device, workers: int
 ) -> Iterator[Photographs]:
-    """Yield batches of photographs, on the device.
-
-    Args:
-        batches: the indices of the photographs of each.
-        workers: processes that decode; 0 decodes in this one.
-    """
+    """Yield batches of photographs, by their indices, on the device; 0 workers decode here."""
     loader: DataLoader[list[Tensor | str]] = DataLoader(
         _Files(data.paths),
         batch_size=None,  # the sampler yields whole batches
