@@ -146,12 +146,10 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
 
 def _annotate(parameter: inspect.Parameter) -> inspect.Parameter:
     """Tell tyro how to show a parameter."""
+    shown = _hide_empty_default(parameter.annotation, parameter.default)
     if isinstance(parameter.default, Config):
-        flat = Annotated[Config, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
-        return parameter.replace(annotation=flat)
-    return parameter.replace(
-        annotation=_hide_empty_default(parameter.annotation, parameter.default)
-    )
+        shown = Annotated[Config, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
+    return parameter.replace(annotation=shown)
 
 
 def _hide_empty_default(annotation: Any, default: object) -> Any:

@@ -116,13 +116,8 @@ def write_sheet(path: Path, method: str, clusters: "Sequence[TypicalCluster]") -
     strips = []
     for number, size, images in clusters:
         tiles = [
-            Tile(
-                image.pixels,
-                str(rank),
-                format_distance(image.distance),
-                caption_image(image.name, image.class_name),
-            )
-            for rank, image in enumerate(images, start=1)
+            Tile(pixels, str(rank), format_distance(distance), caption_image(name, known))
+            for rank, (name, known, pixels, distance) in enumerate(images, start=1)
         ]
         strips.append(Strip(f"cluster {number}: {size:,} images, the most typical", tuple(tiles)))
     caption = f"{METHODS[method]}; below an image: its rank, and its {DISTANCES[method]}"

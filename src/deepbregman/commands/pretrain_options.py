@@ -26,29 +26,23 @@ ALIASES = {
 
 def check_new_settings(options: list[str], words: list[str], changeable: Collection[str]) -> Path:
     """Refuse options of fields that a resumed run must not change; return the run's folder."""
-    refused = [option for option in options if _name_field(option) not in changeable]
+
+    def name_field(option: str) -> str:
+        return ALIASES.get(option) or option[2:].replace("-", "_").replace(".no_", ".")
+
+    values = _pair_options(words)
+    run = values["--resume"]
+    refused = [option for option in options if name_field(option) not in changeable]
     if refused:
-        raise UserError(_explain_new_settings(refused, words))
-    run = _pair_options(words)["--resume"]
+        asked = shlex.join(word for field in refused for word in (field, values[field] or "..."))
+        raise UserError(
+            f"--resume continues a run with the settings that it has, and {refused[0]} is given: "
+            "leave it out, or train on from the weights of the run, with new heads, a new schedule "
+            f"and a folder of its own: {suggest_longer(run or 'RUN', None, asked)}"
+        )
     if not run:
         raise UserError("--resume needs the folder of a run: --resume RUN")
     return Path(run)
-
-
-def _name_field(option: str) -> str:
-    return ALIASES.get(option) or option[2:].replace("-", "_").replace(".no_", ".")
-
-
-def _explain_new_settings(fields: list[str], words: list[str]) -> str:
-    """Explain how to continue from the weights of a run with other settings."""
-    values = _pair_options(words)
-    run = values.get("--resume") or "RUN"
-    asked = shlex.join(word for field in fields for word in (field, values[field] or "..."))
-    return (
-        f"--resume continues a run with the settings that it has, and {fields[0]} is given: leave "
-        "it out, or train on from the weights of the run, with new heads, a new schedule and a "
-        f"folder of its own: {suggest_longer(run, None, asked)}"
-    )
 
 
 def suggest_longer(run: Path | str, auto: Config | None, asked: str = "") -> str:

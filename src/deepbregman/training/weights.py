@@ -65,10 +65,9 @@ class StartingWeights:
 
 
 def _suggest_fix(problems: list[str]) -> str:
-    if problems[0].startswith("conv1.weight has shape (64, 3, 7, 7)"):
-        return "set --encoder.stem standard, which these weights were trained with"
-    if problems[0].startswith("conv1.weight has shape (64, 3, 3, 3)"):
-        return "set --encoder.stem thumbnail, which these weights were trained with"
+    for side, stem in ((7, "standard"), (3, "thumbnail")):
+        if problems[0].startswith(f"conv1.weight has shape (64, 3, {side}, {side})"):
+            return f"set --encoder.stem {stem}, which these weights were trained with"
     return "name the encoder that these weights belong to with --encoder.name"
 
 

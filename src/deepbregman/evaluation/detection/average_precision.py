@@ -88,19 +88,17 @@ class _Evaluation(COCOeval):  # type: ignore[misc]  # pycocotools is untyped
         self._dts: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
         number = 0  # 0 means "not matched" to COCOeval, so records are numbered from 1
         for image, (objects, found) in enumerate(zip(self.truth, self.found, strict=True)):
-            rows = zip(_convert_boxes(objects.boxes), *map(_list, objects[1:]), strict=True)
+            rows = zip(_convert_boxes(objects.boxes), *map(Tensor.tolist, objects[1:]), strict=True)
             for box, label, difficult in rows:
                 number += 1
                 hard = int(difficult)
                 record = {"id": number, "bbox": box, "area": 1.0, "iscrowd": hard, "ignore": hard}
                 self._gts[image, label].append(record)
-            for box, label, value in zip(
-                _convert_boxes(found.boxes), *map(_list, found[1:]), strict=True
-            ):
+            rows = zip(_convert_boxes(found.boxes), *map(Tensor.tolist, found[1:]), strict=True)
+            for box, label, value in rows:
                 number += 1
-                self._dts[image, label].append(
-                    {"id": number, "bbox": box, "area": 1.0, "score": value}
-                )
+                record = {"id": number, "bbox": box, "area": 1.0, "score": value}
+                self._dts[image, label].append(record)
         self.evalImgs: list[Any] = []
         self.eval: dict[str, Any] = {}
 
@@ -111,10 +109,6 @@ class _Evaluation(COCOeval):  # type: ignore[misc]  # pycocotools is untyped
         best_first = sorted(found, key=lambda record: -record["score"])[:MOST_DETECTIONS]
         boxes = [record["bbox"] for record in best_first]
         return mask.iou(boxes, [record["bbox"] for record in truth], [0] * len(truth))
-
-
-def _list(values: Tensor) -> Any:
-    return values.tolist()
 
 
 def _convert_boxes(boxes: Tensor) -> Any:
