@@ -170,7 +170,7 @@ class Evaluation:
         refuse_link(path / ".records.lock")
         if not os.access(path, os.W_OK):
             words = f"{path} cannot be written to: results are printed, not recorded"
-            warnings.warn(words, Notice, stacklevel=4)
+            warnings.warn(words, Notice, stacklevel=5)  # at the call of evaluate
             return False
         return True
 
