@@ -362,6 +362,15 @@ def make_arms(
     )
 
 
+def make_arms_with_and_without(
+    name: str, values: Iterable[Any] = (), beyond: Iterable[Any] = ()
+) -> tuple[Arm, ...]:
+    """Make two arms for each value of a field: without the divergence, and with it."""
+    also, needed = ENDINGS[WITHOUT], "divergence.weight"
+    plain = make_arms(name, values, series=SIMCLR, also=also, prefix="simclr-", beyond=beyond)
+    return plain + make_arms(name, values, prefix="divergence-", beyond=beyond, only_if=needed)
+
+
 def read_value(text: str) -> Any:
     """Read a value as TOML would: a number, true, a list, quoted text; anything else is text."""
     try:

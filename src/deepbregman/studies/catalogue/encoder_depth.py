@@ -1,19 +1,12 @@
 """Depth of the encoder, with the divergence and without."""
 
-from deepbregman.studies.definition import OURS, SIMCLR, Published, Study, make_arms
-
-DEPTHS = ("resnet18", "resnet34", "resnet50", "resnet101")
+from deepbregman.studies.definition import SIMCLR, Published, Study, make_arms_with_and_without
 
 STUDY = Study(
     name="encoder-depth",
     title="Does a deeper encoder help, and does the divergence help it?",
-    arms=(
-        *make_arms(
-            "encoder.name", DEPTHS, series=SIMCLR, also={"divergence.weight": 0.0}, prefix="simclr-"
-        ),
-        *make_arms(
-            "encoder.name", DEPTHS, series=OURS, prefix="divergence-", only_if="divergence.weight"
-        ),
+    arms=make_arms_with_and_without(
+        "encoder.name", ("resnet18", "resnet34", "resnet50", "resnet101")
     ),
     x_label="encoder",
     figure="line",

@@ -1,30 +1,11 @@
 """The size of views in pretraining; the evaluation uses whole images at their own size."""
 
-from deepbregman.studies.definition import OURS, SIMCLR, Study, make_arms
-
-SHARES = (1.0, 0.875, 0.75, 0.625, 0.5)
+from deepbregman.studies.definition import Study, make_arms_with_and_without
 
 STUDY = Study(
     name="view-size",
     title="Should views be smaller than the images?",
-    arms=(
-        *make_arms(
-            "views.relative_size",
-            (),
-            series=SIMCLR,
-            also={"divergence.weight": 0.0},
-            prefix="simclr-",
-            beyond=SHARES,
-        ),
-        *make_arms(
-            "views.relative_size",
-            (),
-            series=OURS,
-            prefix="divergence-",
-            beyond=SHARES,
-            only_if="divergence.weight",
-        ),
-    ),
+    arms=make_arms_with_and_without("views.relative_size", beyond=(1.0, 0.875, 0.75, 0.625, 0.5)),
     x_label="side of a view, as a share of the image's",
     figure="line",
     recipe="best",
