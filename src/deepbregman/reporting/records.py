@@ -241,15 +241,9 @@ class Measure(NamedTuple):
     @classmethod
     def of(cls, row: Record) -> "Measure":
         """Return the quantity that a row of an evaluation is of."""
-        return cls(
-            data=row["data"],
-            protocol=row["protocol"],
-            variant=row["variant"],
-            metric=row["metric"],
-            split=str(row.get("split") or ""),
-            num_train=int(row.get("num_train") or 0),
-            num_test=int(row.get("num_test") or 0),
-        )
+        names = row["data"], row["protocol"], row["variant"], row["metric"]
+        train, test = (int(row.get(name) or 0) for name in ("num_train", "num_test"))
+        return cls(*names, str(row.get("split") or ""), train, test)
 
     @property
     def title(self) -> str:

@@ -251,13 +251,7 @@ def collect_results(folder: Path) -> Record:
         for row in run.evaluations():
             if row["epoch"] != config.training.epochs:
                 continue
-            key = (
-                name_dataset(row["data"]),
-                trained_on,
-                row["protocol"],
-                row["variant"],
-                row["metric"],
-            )
+            key = (name_dataset(row["data"]), trained_on, *(row[name] for name in QUANTITY[2:]))
             found = quantities.setdefault(key, {}).setdefault(arm, {})
             found[seed] = {**row, "kept": kept}
     return {
@@ -329,11 +323,19 @@ def _summarise_quantity(
 
 
 def _compare(mine: dict[int, Record], other: dict[int, Record], metric: str) -> Record | None:
+    """Compare seed by seed, also over test images where predictions are kept; None for no pair."""
+
+    def find(row: Record) -> Predictions | None:
+        kept: KeptPredictions = row["kept"]
+        return kept.find(row["data"], f"{row['protocol']}, {row['variant']}")
+
     first, second = ({seed: r["value"] for seed, r in rows.items()} for rows in (mine, other))
-    pair = summarise_pairs(first, second)
-    if pair is None:
-        return None
-    return {**pair, "over_images": _estimate_interval(mine, other, metric)}
+    pair, interval = summarise_pairs(first, second), None
+    if pair is not None and metric in ("top1", "balanced"):
+        seeds = sorted(mine.keys() & other.keys())
+        predicted = [(find(mine[seed]), find(other[seed])) for seed in seeds]
+        interval = estimate_interval(predicted, balanced=metric == "balanced")
+    return None if pair is None else {**pair, "over_images": interval}
 
 
 def _compare_measures(
@@ -354,21 +356,6 @@ def _compare_measures(
                 names = dict(zip(QUANTITY, key, strict=True))
                 found.append({**names, "against": against, "arms": arms})
     return found
-
-
-def _estimate_interval(
-    mine: dict[int, Record], other: dict[int, Record], metric: str
-) -> list[float] | None:
-    """Return the interval in points over seeds and test images, where predictions are kept."""
-    if metric not in ("top1", "balanced"):
-        return None
-
-    def find(row: Record) -> Predictions | None:
-        kept: KeptPredictions = row["kept"]
-        return kept.find(row["data"], f"{row['protocol']}, {row['variant']}")
-
-    pairs = [(find(mine[seed]), find(other[seed])) for seed in sorted(mine.keys() & other.keys())]
-    return estimate_interval(pairs, balanced=metric == "balanced")
 
 
 def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:

@@ -108,15 +108,9 @@ def describe_sharing(config: Config, processes: int, resumed: Run | None) -> lis
     if before != processes:
         differs = ["batch normalisation"] * (not settings.sync_norm)
         differs += ["dropout"] * (config.divergence.dropout > 0.0)
-        differs += ["views of your own"] * any(
-            group.custom for group in config.view_groups.values()
-        )
-        words.append(
-            f"the run had {before} processes before and has {processes} now: "
-            + (
-                f"{' and '.join(differs)} differ between the two"
-                if differs
-                else "the steps depend on the joint batch alone and are the same up to rounding"
-            )
-        )
+        differs += ["views of your own"] * any(g.custom for g in config.view_groups.values())
+        effect = "the steps depend on the joint batch alone and are the same up to rounding"
+        if differs:
+            effect = f"{' and '.join(differs)} differ between the two"
+        words.append(f"the run had {before} processes before and has {processes} now: {effect}")
     return words

@@ -92,12 +92,10 @@ def choose_image_size(side: int, on_gpu: bool) -> Choice:
     """Choose the side of the images by the median of their shorter sides."""
     most = _SIDES[-1] if on_gpu else _SIDES[0]
     size = max([s for s in _SIDES if s <= min(side, most)] or [max(8, side)])
-    where = "a GPU" if on_gpu else "a CPU"
+    why = f"the images have {side} px"
     if size == most and side > most:
-        return Choice(
-            "data.image_size", size, f"the images have {side} px; {most} is fast on {where}"
-        )
-    return Choice("data.image_size", size, f"the images have {side} px")
+        why += f"; {most} is fast on {'a GPU' if on_gpu else 'a CPU'}"
+    return Choice("data.image_size", size, why)
 
 
 def make_plan(
@@ -250,9 +248,8 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
         rate, why = part * rate, f"{why}; {part:.0%} of that, since {few} are few"
     yield Choice("optimiser.learning_rate", float(f"{rate:.3g}"), why)
     if is_short and config.divergence.weight > 0.0:
-        why = (
-            "half of a short run, since an untrained teacher gives poor targets; the loss may rise"
-        )
+        why = "an untrained teacher gives poor targets; the loss may rise"
+        why = f"half of a short run, since {why}"
         yield Choice("divergence.warmup_epochs", round(_SHORT_RISE * epochs, 2), why)
     yield Choice("data.workers", min(16, facts.cpus), f"{facts.cpus} CPUs")
     every = max(1, epochs // 20)
