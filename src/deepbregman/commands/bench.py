@@ -90,13 +90,9 @@ def bench(
             wanted = set(only or (arms if index == 0 and scale != "large" else MAIN_ARMS))
             wanted.add(benchmarking.BARE)
             chosen = {name: build for name, build in arms.items() if name in wanted}
-            group = benchmarking.measure(
-                benchmarking.configure(encoder, batch_size),
-                chosen,
-                benchmarking.Effort(*settings.effort),
-                fabric.device,
-                console,
-            )
+            config = benchmarking.configure(encoder, batch_size)
+            effort = benchmarking.Effort(*settings.effort)
+            group = benchmarking.measure(config, chosen, effort, fabric.device, console)
         keep_group(record, group, out, console)
     return record
 

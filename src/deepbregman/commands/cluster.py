@@ -87,14 +87,9 @@ def cluster(
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.clustering import cluster_images
 
+    report = progress or ignore_progress
     found = cluster_images(
-        images,
-        clusters,
-        by=by,
-        seeds=seeds,
-        split=split,
-        out=out,
-        progress=progress or ignore_progress,
+        images, clusters, by=by, seeds=seeds, split=split, out=out, progress=report
     )
     sheets = []
     for method, groups in found.typical.items():

@@ -107,16 +107,8 @@ def evaluate(
     from deepbregman.evaluation.inputs import Evaluation
     from deepbregman.evaluation.protocols import run_protocols
 
-    evaluation = Evaluation(
-        opened,
-        options,
-        accelerator,
-        source,
-        encoder,
-        console or Console(quiet=True),
-        progress or ignore_progress,
-        devices,
-    )
+    shown = console or Console(quiet=True), progress or ignore_progress
+    evaluation = Evaluation(opened, options, accelerator, source, encoder, *shown, devices)
     return run_protocols(evaluation)
 
 

@@ -100,17 +100,13 @@ def explore(
         write_parquet,
     )
 
+    table, report = None if labels is None else Path(labels), progress or ignore_progress
     found = explore_images(
-        images,
-        labels=None if labels is None else Path(labels),
-        clusters=clusters,
-        split=split,
-        seed=seed,
-        progress=progress or ignore_progress,
+        images, labels=table, clusters=clusters, split=split, seed=seed, progress=report
     )
     page = _describe(images.loaded.run, found, images.data)
     side = choose_thumbnail_side(len(found.names))
-    pixels = read_pixels(found, side, progress or ignore_progress)
+    pixels = read_pixels(found, side, report)
     if format == "parquet":
         write_parquet(out, page, pixels)
     else:

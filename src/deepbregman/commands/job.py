@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,29 +183,18 @@ def _choose_settings(
     given = {**describe_encoder(config.encoder.weights), **request.given}
     config, on_gpu = override(config, given), fabric.device.type != "cpu"
     with console.status(f"looking at {escape(config.data.source)} ...") as status:
-        side = run_together(
-            fabric,
-            lambda: (
-                typical_side(config.data.source)
-                if parts.images is None
-                else find_own_side(parts.images)
-            ),
-        )
+        find_side = partial(typical_side, config.data.source)
+        if parts.images is not None:
+            find_side = partial(find_own_side, parts.images)
+        side = run_together(fabric, find_side)
         size = choose_image_size(side, on_gpu)
         sized = override(config, {size.field: given.get(size.field, size.value)})
         opened = run_first_then_others(fabric, lambda: parts.open(sized))
         kept, _ = run_together(fabric, lambda: split_for_monitor(opened.train, sized))
         images = select_images(opened, kept, labelled=sized.objective.needs_labels)
-        labels = opened.train.labels
-        facts = Facts(
-            len(images),
-            side,
-            len(opened.classes or ()) if labels is not None else 0,
-            on_gpu,
-            fabric.world_size,
-            count_cpus(find_process().local_processes),
-            request.budget,
-        )
+        num_classes = 0 if opened.train.labels is None else len(opened.classes or ())
+        machine = on_gpu, fabric.world_size, count_cpus(find_process().local_processes)
+        facts = Facts(len(images), side, num_classes, *machine, request.budget)
 
         def measure(tried: Config, seconds: float) -> float:
             own, processes = parts.own or OwnParts(), fabric.world_size

@@ -1,5 +1,6 @@
 """deepbregman quickstart: pretrain on digits and compare the features."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,16 +80,9 @@ def measure(name: str, train: Labelled, test: Labelled, seed: int) -> Record:
     num_classes = 1 + int(train[1].max())
     subsets = [draw_labels(train[1], LABELS_PER_CLASS, draw) for draw in range(DRAWS)]
     classifier, _ = fit_best(*train, num_classes, seed)
-    few_labels = (
-        fit_linear(
-            *(part[rows] for part in train),
-            num_classes=num_classes,
-            l2=FEW_LABEL_L2,
-            one_scale=True,
-        )
-        for rows in subsets
-    )
-    few = summarise([top_k_accuracy(fit.predict(test[0]), test[1]) for fit in few_labels])
+    fit = partial(fit_linear, num_classes=num_classes, l2=FEW_LABEL_L2, one_scale=True)
+    few_labels = (fit(*(part[rows] for part in train)) for rows in subsets)
+    few = summarise([top_k_accuracy(each.predict(test[0]), test[1]) for each in few_labels])
     return {
         "features": name,
         "linear": top_k_accuracy(classifier.predict(test[0]), test[1]),

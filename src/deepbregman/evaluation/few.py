@@ -163,14 +163,9 @@ def _average(
     words = f"{count} label{'s' * (count > 1)} per class"
     num_classes = len(torch.unique(labelled.train.labels))
     _, num_test, replaced = labelled.counts
-    return [
-        Measurement(
-            f"{words}, {name}",
-            {metric: fmean(draw[name][metric] for draw in found) for metric in found[0][name]},
-            count * num_classes,
-            num_test,
-            replaced,
-            {"draws": len(found)},
-        )
-        for name in found[0]
-    ]
+    counts, details = (count * num_classes, num_test, replaced), {"draws": len(found)}
+    measured = []
+    for name, first in found[0].items():
+        values = {metric: fmean(draw[name][metric] for draw in found) for metric in first}
+        measured.append(Measurement(f"{words}, {name}", values, *counts, details))
+    return measured

@@ -233,15 +233,9 @@ def find_neighbours(
 
     These are cosines, or the Gaussian kernel of divergences, whose width the run may have learned.
     """
-    settings, bank = labelled.config.divergence, select_features(labelled.train.features, measure)
-    found = rank_bank(
-        measure,
-        select_features(queries, measure),
-        bank,
-        min(k, len(bank)),
-        smoothing=settings.smoothing,
-        seed=seed,
-    )
+    settings, k = labelled.config.divergence, min(k, len(labelled.train.labels))
+    asked, bank = (select_features(part, measure) for part in (queries, labelled.train.features))
+    found = rank_bank(measure, asked, bank, k, smoothing=settings.smoothing, seed=seed)
     if measure != "divergence":
         return found
     # Rounding would lose the order of far neighbours in psi, so they are found by -D.

@@ -278,17 +278,11 @@ def measure_retrieval(
             seed=seed,
             progress=partial(progress, f"search by {measure}"),
         )
-        metrics = {"mAP": quality.mean_average_precision, f"precision@{k}": quality.precision}
-        measured.append(
-            Measurement(
-                VARIANTS[measure],
-                {metric: 100.0 * value for metric, value in metrics.items()},
-                len(bank.labels),
-                len(queries.labels),
-                bank.num_replaced + queries.num_replaced,
-                {"num_queries": quality.num_queries},
-            )
-        )
+        mean, precision, num_queries = quality
+        values = {"mAP": 100.0 * mean, f"precision@{k}": 100.0 * precision}
+        counts = len(bank.labels), len(queries.labels), bank.num_replaced + queries.num_replaced
+        details = {"num_queries": num_queries}
+        measured.append(Measurement(VARIANTS[measure], values, *counts, details))
     return measured
 
 

@@ -187,14 +187,10 @@ def write_parquet(path: Path, explorer: Explorer, thumbnails: Iterable[Pixels]) 
     side = choose_thumbnail_side(len(explorer.names))
     pictures = [encode_jpeg(make_thumbnail(pixels, side)) for pixels in thumbnails]
     names = [name.encode("utf-8", "replace").decode() for name in explorer.names]
+    images = [{"bytes": file, "path": name} for file, name in zip(pictures, names, strict=True)]
     arrays: dict[str, Any] = {
         "name": pyarrow.array(names),
-        "image": pyarrow.array(
-            [
-                {"bytes": picture, "path": name}
-                for picture, name in zip(pictures, names, strict=True)
-            ]
-        ),
+        "image": pyarrow.array(images),
         "projection_x": pyarrow.array(explorer.points[:, 0].astype(np.float32)),
         "projection_y": pyarrow.array(explorer.points[:, 1].astype(np.float32)),
     }

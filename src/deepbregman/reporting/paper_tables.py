@@ -181,28 +181,21 @@ def is_compared(row: Record) -> bool:
 
 
 def _tabulate_measures(results: Record, data: str, found: Sequence[Record]) -> Table:
-    arms = _list_used_arms(results, found)
-    rows = [
-        Row(
-            f"{row['protocol']}, {METRICS[row['metric']]}: {row['variant']} - {row['against']}",
-            tuple(make_difference_cell(row["arms"].get(arm)) for arm in arms),
-        )
-        for row in found
-    ]
+    arms, rows = _list_used_arms(results, found), []
+    for row in found:
+        words = f"{METRICS[row['metric']]}: {row['variant']} - {row['against']}"
+        cells = tuple(make_difference_cell(row["arms"].get(arm)) for arm in arms)
+        rows.append(Row(f"{row['protocol']}, {words}", cells))
     caption = f"A measure by the divergence minus another one of the same run. {INTERVALS}"
     title = f"{data}: by the divergence itself, differences"
     return _make_table(title, "quantity", arms, rows, caption)
 
 
 def _tabulate_classes(results: Record, data: str, classes: Sequence[Record]) -> Table:
-    arms = _list_used_arms(results, classes)
-    rows = [
-        Row(
-            f"{row['class']} ({row['num_test']:,})",
-            tuple(make_cell(row["arms"].get(arm)) for arm in arms),
-        )
-        for row in classes
-    ]
+    arms, rows = _list_used_arms(results, classes), []
+    for row in classes:
+        cells = tuple(make_cell(row["arms"].get(arm)) for arm in arms)
+        rows.append(Row(f"{row['class']} ({row['num_test']:,})", cells))
     caption = f"Share of each class's test images that is right, linear, cached features. {SEEDS}"
     return _make_table(f"{data}: by class", "class (test images)", arms, rows, caption)
 

@@ -129,13 +129,12 @@ def join_search(
     plan = plan_search(recipe, options, stored.get("definition"))
     plan.definition.setdefault("command", read_command_line())  # the one that began the search
     worker = stored.get("workers", 0)
+    pruner = optuna.pruners.MedianPruner if plan.definition["prune"] else optuna.pruners.NopPruner
     study = optuna.create_study(
         study_name=name,
         storage=storage,
         sampler=build_sampler(plan.definition["sampler"], plan.recipe.seed + worker),
-        pruner=optuna.pruners.MedianPruner()
-        if plan.definition["prune"]
-        else optuna.pruners.NopPruner(),
+        pruner=pruner(),
         direction="maximize",
         load_if_exists=True,
     )

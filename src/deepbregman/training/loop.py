@@ -97,14 +97,9 @@ class Pretraining:
         config, fabric = self.config, self.fabric
         several = fabric.world_size > 1
         self.steps_per_epoch = count_steps(config, len(images), fabric.world_size)
-        self.share = BatchShare(
-            config,
-            len(images),
-            fabric.device,
-            fabric.global_rank,
-            fabric.world_size,
-            images.shards if isinstance(images, FileImages) else None,
-        )
+        shards = images.shards if isinstance(images, FileImages) else None
+        place = fabric.device, fabric.global_rank, fabric.world_size
+        self.share = BatchShare(config, len(images), *place, shards)
         there = Run.open(self.run.path) if resume else None
         found = None if there is None else checkpoints.find_checkpoint(there)
         if found is not None:
@@ -188,14 +183,8 @@ class Pretraining:
         writer = run_together(self.fabric, lambda: events() if writes else None)
         console = console or Console(quiet=True)
         warn = partial(warnings.warn, category=Notice, stacklevel=4)
-        display = Display(
-            console,
-            settings.epochs,
-            self.steps_per_epoch,
-            settings.knn_every,
-            self.step_module.weights,
-            warn if warns else None,
-        )
+        length = settings.epochs, self.steps_per_epoch, settings.knn_every
+        display = Display(console, *length, self.step_module.weights, warn if warns else None)
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         announce = self.fabric.is_global_zero and not console.quiet
