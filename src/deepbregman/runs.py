@@ -65,7 +65,7 @@ _START = {
     "versions": {...: str},
     "processes": int,
 }
-_PROVENANCE = {**_START, "resumed": [_START]}
+_PROVENANCE = {**_START, "resumed": [_START], "enough_epochs": int}
 _EVALUATION = {
     **dict.fromkeys(("protocol", "variant", "data", "metric", "split", "device", "finished"), str),
     **dict.fromkeys(("value", "deviation", "epoch", "seconds"), float),
@@ -227,10 +227,15 @@ class Run:
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a folder that holds anything."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if is_run(path):
             raise UserError(
                 f"run folder {path} exists: a run never overwrites another; continue it with "
                 f"--resume {path}, name another with --run, or remove it"
+            )
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            what = "holds other files" if path.is_dir() else "is a file"
+            raise UserError(
+                f"run folder {path} exists, {what} and is no run: name another with --run"
             )
         check_can_be_folder(path)
 
@@ -385,6 +390,10 @@ class Run:
         """Read the provenance of the run; empty if it was removed."""
         path = self.path / "provenance.json"
         return read_json(path, _PROVENANCE) if path.is_file() else {}
+
+    def keep_enough(self, epochs: int) -> None:
+        """Record the number of epochs after which more bring little, as the recipe auto has it."""
+        write_json(self.path / "provenance.json", {**self.provenance(), "enough_epochs": epochs})
 
     def last_processes(self) -> int:
         """Return how many processes trained the run when it was last trained."""

@@ -9,7 +9,7 @@ from PIL import Image
 
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe
-from deepbregman.errors import UserError
+from deepbregman.errors import Notice, UserError
 from deepbregman.runs import Run
 from deepbregman.terminal import parse_duration
 
@@ -155,8 +155,45 @@ def test_a_run_that_continues_keeps_its_length_whatever_the_budget(command, phot
     (run / "result.json").unlink()  # as if it had been stopped
     code, out, _ = command(*words, "1h")
     assert code == 0
-    assert "the run keeps the 4 epochs planned when it began, whatever --budget says" in out
+    kept = "the run keeps the 4 epochs planned when it began, whatever --budget says"
+    assert kept in out
+    # It ends with the words of a run that was not interrupted.
+    again = f"`deepbregman pretrain {photos} --encoder.weights {run} --budget TIME --run NEW`"
+    more = f"up to 800 epochs improve the result: {again}"
+    assert out.count(more) == 1
+    (run / "result.json").unlink()
+    with pytest.warns(Notice) as told:
+        pretrain("auto", data=photos, run=run, budget="1h", accelerator="cpu")
+    assert [str(each.message) for each in told] == [kept]
     assert Run.open(run).config.training.epochs == 4
+
+
+def test_a_complete_run_says_that_more_epochs_improve_the_result(command, photos, tmp_path):
+    run = tmp_path / "run"
+    words = ("pretrain", photos, "--run", run, *QUICK, "--budget", "9s")
+    assert command(*words)[0] == 0
+    again = f"`deepbregman pretrain {photos} --encoder.weights {run} --budget TIME --run NEW`"
+    for repeated in (words, ("pretrain", "--resume", run, "--accelerator", "cpu")):
+        code, out, _ = command(*repeated)
+        assert code == 0
+        assert f"run {run} is complete: 4 epochs trained" in out
+        assert out.count(f"up to 800 epochs improve the result: {again}") == 1
+
+
+def test_photos_in_the_place_of_a_run_are_not_to_be_removed(command, photos):
+    code, _, err = command("pretrain", photos, "--run", photos, *QUICK)
+    assert code == 2
+    assert (
+        f"run folder {photos} exists, holds other files and is no run: name another with --run"
+        in err
+    )
+    assert "remove" not in err
+
+
+def test_a_recipe_before_a_folder_is_told_where_the_folder_belongs(command, photos):
+    code, _, err = command("pretrain", "best", photos, "--training.epochs", 1)
+    assert code == 2
+    assert f"name images after a recipe with --data: pretrain best --data {photos}" in err
 
 
 def test_photos_that_cannot_be_read_are_named_if_there_are_no_others(command, tmp_path):

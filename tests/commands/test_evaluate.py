@@ -183,15 +183,18 @@ def test_protocols_with_other_metrics_have_tables_of_their_own(capsys):
 
 
 def test_accuracies_come_with_what_to_compare_them_with():
+    weighted = "cached features, weighted classes"
     rows = [
-        {"protocol": "knn", "metric": "top1", "details": {"k": 20}, "raw_pixels": 33.59},
-        {"protocol": "knn", "metric": "top1", "details": {"k": 20}, "raw_pixels": 33.59},
-        {"protocol": "linear", "metric": "top1", "details": {}, "raw_pixels": 41.4},
-        {"protocol": "linear", "metric": "top5", "details": {}, "raw_pixels": 96.1},
+        {"protocol": "knn", "variant": "cosine", "details": {"k": 20}, "raw_pixels": 33.59},
+        {"protocol": "knn", "variant": "divergence", "details": {"k": 20}, "raw_pixels": 33.59},
+        {"protocol": "linear", "variant": "cached features", "raw_pixels": 41.4},
+        {"protocol": "linear", "metric": "top5", "variant": "cached features", "raw_pixels": 96.1},
+        {"protocol": "linear", "variant": weighted, "raw_pixels": 30.2},
     ]
-    assert describe_references([{**row, "chance": 16.41} for row in rows]) == (
+    shared = {"metric": "top1", "details": {}, "chance": 16.41}
+    assert describe_references([shared | row for row in rows]) == (
         "to compare, top-1: the most frequent class for all images 16.4 %; raw pixels instead of "
-        "features 33.6 % (knn, k=20), 41.4 % (linear)"
+        "features 33.6 % (knn, k=20), 41.4 % (linear), 30.2 % (linear, weighted classes)"
     )
     assert describe_references([{"protocol": "semi", "metric": "top1"}]) == ""
 

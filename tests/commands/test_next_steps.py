@@ -1,6 +1,9 @@
 """What verbs say about the next step, and about runs that are not finished."""
 
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,3 +83,55 @@ def test_only_data_with_labels_are_to_be_evaluated(short_config, tmp_path, kind,
     evaluate = f"evaluate {run.path}"
     expected = {"evaluate": [evaluate, explore], "explore": [explore, label]}
     assert suggest_next(run) == expected[next_verb]
+
+
+@pytest.fixture
+def run_on_photos(short_config, tmp_path, monkeypatch) -> Run:
+    """A run whose data is named as seen from the folder that it was started in."""
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    Image.new("RGB", (8, 8)).save("photos/1.png")
+    config = override(short_config, {"data.source": "photos"})
+    return Run.create(Path("runs/mine"), config, collect_provenance("cpu"))
+
+
+VERBS = [
+    ["explore", "--out", "m.html"],
+    ["label", "--out", "m.csv"],
+    ["search", "--query", "1.png"],
+    ["evaluate"],
+]
+
+
+@pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
+def test_a_run_is_looked_at_from_another_folder(command, run_on_photos, monkeypatch, words):
+    started = Path.cwd()
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    verb, *options = words
+    code, _, err = command(verb, "../runs/mine", *options)
+    assert code == 2
+    assert (
+        f"../runs/mine names it as seen from {started}: start the command there, or look at the "
+        "images with --data ../photos"
+    ) in err
+
+
+def test_a_run_whose_images_have_moved_is_told_where_to_name_them(command, run_on_photos):
+    Path("photos").rename("archive")
+    code, _, err = command("explore", "runs/mine", "--out", "m.html")
+    assert code == 2
+    assert "if it has moved since runs/mine was trained, give its new place with --data" in err
+    code, _, err = command("explore", "runs/mine", "--data", "nothing", "--out", "m.html")
+    assert code == 2
+    assert "moved" not in err
+
+
+def test_images_without_labels_are_refused_before_torch_is_loaded(run_on_photos):
+    words = [sys.executable, "-X", "importtime", "-m", "deepbregman", "evaluate", "runs/mine"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "data 'photos' has no labels to evaluate with" in ended.stderr
+    imported = {line.split("|")[-1].strip() for line in ended.stderr.splitlines() if "|" in line}
+    assert "deepbregman.evaluation.options" in imported
+    assert "torch" not in imported

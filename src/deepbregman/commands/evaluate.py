@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
+from deepbregman.data.datasets import check_labels
 from deepbregman.evaluation.options import Detect, Few, Ood, Options, ProtocolName, Semi, Tuning
 from deepbregman.reporting.screen import describe_references, draw_evaluation_tables
 from deepbregman.runs import Record, Run
@@ -103,7 +104,9 @@ def evaluate(
     )
     opened = run if isinstance(run, Run) else Run.open(Path(run))
     if source is None and set(protocols) != {"detect"}:  # VOC has its own layout
-        check_dataset(opened.config, None if "detect" in protocols else data)
+        given = None if "detect" in protocols else data
+        check_dataset(opened.config, given, opened.path)
+        check_labels(opened.config.data.source if given is None else str(given))
     from deepbregman.evaluation.inputs import Evaluation
     from deepbregman.evaluation.protocols import run_protocols
 

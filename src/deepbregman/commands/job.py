@@ -86,31 +86,24 @@ def train_run(
     folder = broadcast(fabric, folder)  # a default one is named by the clock
     if not resuming and broadcast(fabric, is_run(folder)):
         config = run_together(fabric, lambda: _read_settings(folder, config, request))
-        words = _say_complete(Run(folder), config if request is not None else None)
+        words = _say_complete(Run(folder), config, is_auto=request is not None)
         if broadcast(fabric, is_complete(Run(folder))):
             say(console, words)
             return Run(folder)
         if request is not None and request.budget is not None:
             kept = count_words(config.training.epochs, "epoch")
-            words = f"the run keeps the {kept} planned when it began, whatever --budget says"
-            say(console, words)
+            tell(f"the run keeps the {kept} planned when it began, whatever --budget says")
         resuming, request = True, None
     if config.training.epochs:
         start_compilers(config, fabric)
     was_complete = resuming and is_complete(Run(folder))
-    source = parts.source
-    short = ""
+    source, enough = parts.source, 0
     if request is not None:
         plan, source = _choose_settings(config, request, fabric, console, parts)
-        config = plan.config
+        config, enough = plan.config, plan.enough
         show_plan(plan, console)
         if plan.warning:
             tell(plan.warning)
-        is_short = 0 < config.training.epochs < LONG_ENOUGH * plan.enough
-        if is_short and config.data.source != "custom":  # no command can name it
-            short = (
-                f"up to {plan.enough} epochs improve the result: {suggest_longer(folder, config)}"
-            )
     if not resuming and are_fetched(config):
         words = "without a network, this gives up after up to a minute"
         say(console, f"fetching the weights of {config.encoder.name} if they are not here; {words}")
@@ -135,6 +128,8 @@ def train_run(
         job, num_held_out = _assemble(config, source, fabric, folder, resuming, parts)
         if not resuming:
             run_together(fabric, hold)
+            if enough and fabric.is_global_zero:
+                job.run.keep_enough(enough)
         for note in (*job.notes, *find_surprises(config)):
             tell(note)
         for words in (*describe_job(job, source, num_held_out, start, resuming), *sharing):
@@ -149,17 +144,27 @@ def train_run(
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
         tell(f"{len(skipped)} images could not be decoded and were replaced by others")
-    if short:
-        say(console, short)
     if was_complete:  # its checkpoint and its images have been checked again
-        say(console, _say_complete(run, None))
+        say(console, _say_complete(run, config))
+    elif short := _say_short(run, config):
+        say(console, short)
     return run
 
 
-def _say_complete(run: Run, auto: Config | None) -> str:
-    """Say that a run is complete, and how to train longer; see :func:`suggest_longer`."""
+def _say_short(run: Run, config: Config) -> str:
+    """Say that more epochs improve the result; empty if they bring little, or it is not known."""
+    enough = run.provenance().get("enough_epochs", 0)
+    is_short = 0 < config.training.epochs < LONG_ENOUGH * enough
+    if not is_short or config.data.source == "custom":  # no command can name that
+        return ""
+    return f"up to {enough} epochs improve the result: {suggest_longer(run.path, config)}"
+
+
+def _say_complete(run: Run, config: Config, *, is_auto: bool = False) -> str:
+    """Say that a run is complete, and how to train longer."""
     done = count_words(run.result().get("pretrain", {}).get("epoch", 0), "epoch")
-    longer = f"to train longer from its weights: {suggest_longer(run.path, auto)}"
+    command = suggest_longer(run.path, config if is_auto else None)
+    longer = _say_short(run, config) or f"to train longer from its weights: {command}"
     return f"run {run.path} is complete: {done} trained; {longer}"
 
 

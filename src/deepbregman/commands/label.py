@@ -40,6 +40,8 @@ FIRST = 50
 UNEVEN = 2
 """Where the largest class has over this many times the labels of the smallest, the mean accuracy
 over the classes is printed as well."""
+WIDE = 25.0
+"""Percentage points; of a wider interval the user is told how to narrow it."""
 
 
 def label(
@@ -230,6 +232,9 @@ def show(found: "Labelling", console: Console) -> None:
         f"expected accuracy: {_describe(found.expected)}, from {images}; this holds for the other "
         "images if you chose these at random",
     )
+    if found.expected.high - found.expected.low > WIDE:
+        words = "with 4 times as many labels, drawn at random, it is half as wide"
+        say(console, f"the interval is wide; {words}")
     if is_uneven:
         which = " with two labels or more" * (1 in found.class_sizes)
         say(console, f"as the mean over the classes{which}: {_describe(found.expected_balanced)}")

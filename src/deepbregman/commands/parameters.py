@@ -1,11 +1,14 @@
 """Types of parameters, and the opening of a run, that several verbs share."""
 
+import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import tyro
 
 from deepbregman.config import Config
+from deepbregman.errors import UserError
 
 T = TypeVar("T")
 PYTHON_ONLY = "a parameter that the command line does not offer"
@@ -49,7 +52,7 @@ def open_images(
 
     opened = run if isinstance(run, Run) else Run.open(Path(run))
     if source is None:
-        check_dataset(opened.config, data)
+        check_dataset(opened.config, data, opened.path)
     from deepbregman.evaluation.gallery import open_run
 
     return open_run(
@@ -63,12 +66,31 @@ def open_images(
     )
 
 
-def check_dataset(config: Config, data: str | Path | None = None) -> None:
+def check_dataset(config: Config, data: str | Path | None = None, run: Path | None = None) -> None:
     """Refuse a wrong dataset before torch is loaded, which takes seconds.
 
     Args:
         data: a dataset instead of that of the configuration.
+        run: a run whose dataset it is: it may be looked at from another folder.
     """
     from deepbregman.data import check_source
 
-    check_source(config.data.source if data is None else str(data), Path(config.data.root))
+    spec = config.data.source if data is None else str(data)
+    try:
+        check_source(spec, Path(config.data.root))
+    except UserError as error:
+        if data is not None or run is None or Path(spec).exists():
+            raise
+        raise UserError(f"{error}; {_find_again(Path(spec), run)}") from None
+
+
+def _find_again(data: Path, run: Path) -> str:
+    """Say how to reach a run's dataset, which is not where its configuration has it."""
+    for folder in run.resolve().parents[:3]:  # as runs/mine, runs/mine/best or mine
+        if not data.is_absolute() and (folder / data).exists():
+            place = Path(os.path.relpath(folder / data))
+            return (
+                f"{run} names it as seen from {folder}: start the command there, or look at the "
+                f"images with --data {shlex.quote(str(place))}"
+            )
+    return f"if it has moved since {run} was trained, give its new place with --data"

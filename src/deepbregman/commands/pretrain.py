@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -201,7 +202,7 @@ def resume(
             "that: leave the argument out; for other images, start a new run"
         )
     if source is None and data is None:
-        check_dataset(config)
+        check_dataset(config, run=folder)
     number = _count_processes(devices, accelerator)
     if must_start_processes(number, nodes):
         _start_processes(number or 1, nodes or 1, folder, [])
@@ -254,6 +255,11 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
         raise UserError(
             "pretrain needs a recipe or images first: a folder, an .npz file, a dataset, one of "
             f"{', '.join(recipes())}, or a .toml file; for example `deepbregman pretrain my_photos`"
+        )
+    if named and len(words) > 1 and not words[1].startswith("-"):
+        raise UserError(
+            f"{words[1]!r} follows the recipe {words[0]}: name images after a recipe with --data: "
+            f"pretrain {words[0]} --data {shlex.quote(words[1])}"
         )
     name = words[0] if named else AUTO
     config = add_tables(load_recipe(name), words[named:])

@@ -5,6 +5,7 @@ Importing it needs no torch, so that a command can check its source before torch
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from deepbregman.data.folders import (
 from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.npz import open_npz
 from deepbregman.data.stored import HUB, list_parts
-from deepbregman.errors import UserError, suggest
+from deepbregman.errors import Notice, UserError, suggest
 from deepbregman.terminal import ignore_progress
 
 if TYPE_CHECKING:
@@ -265,6 +266,27 @@ def has_labels(spec: str) -> bool:
         with open_npz(path) as arrays:
             return {"train_labels", "test_labels"} <= arrays.keys
     return all(files.labels is not None for files in list_folder(path).splits.values())
+
+
+def check_labels(spec: str) -> None:
+    """Refuse a folder or an ``.npz`` file without labels to judge by, before torch is loaded."""
+    dataset, path = find_source(spec)
+    if dataset is not None or is_stored(path):
+        return  # the first have labels; to look at the others takes long
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # the folder is listed again when it is opened
+        known = has_labels(spec)
+    if not known:
+        raise lack_of_labels(spec)
+
+
+def lack_of_labels(name: str) -> UserError:
+    """Return the error about a dataset without labels to judge by."""
+    return UserError(
+        f"data {name!r} has no labels to evaluate with: give a labelled dataset with --data, such "
+        "as a folder with one subfolder for each class; to get labels for all images from labels "
+        "for a few, use deepbregman label"
+    )
 
 
 def check_source(spec: str, root: Path = Path("data")) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from deepbregman.config import Config, override
 from deepbregman.data import Source, fingerprint, without_unreadable
+from deepbregman.data.datasets import lack_of_labels
 from deepbregman.data.folders import quote_some
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
@@ -114,11 +115,7 @@ def open_labelled(config: Config, data: str | None = None) -> Source:
 def require_labelled(source: Source, name: str) -> Source:
     """Return a dataset that has labels in both splits, and no class in the test split only."""
     if source.train.labels is None or source.test is None or source.test.labels is None:
-        raise UserError(
-            f"data {name!r} has no labels to evaluate with: give a labelled dataset with --data, "
-            "such as a folder with one subfolder for each class; to get labels for all images from "
-            "labels for a few, use deepbregman label"
-        )
+        raise lack_of_labels(name)
     unknown = sorted(set(source.test.labels.tolist()) - set(source.train.labels.tolist()))
     if unknown:
         names = quote_some(map(source.class_name, unknown))

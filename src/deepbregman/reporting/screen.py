@@ -89,8 +89,11 @@ def describe_references(rows: Sequence[Record]) -> str:
         return ""
     pixels = {}
     for row in known:
-        k = row["details"].get("k")
-        pixels[row["protocol"] if k is None else f"{row['protocol']}, k={k}"] = row["raw_pixels"]
+        name, k = row["protocol"], row["details"].get("k")
+        name += "" if k is None else f", k={k}"
+        # Raw pixels are classified in the same way, so each of the two has its own reference.
+        name += ", weighted classes" * row["variant"].endswith("weighted classes")
+        pixels[name] = row["raw_pixels"]
     found = ", ".join(f"{value:.1f} % ({name})" for name, value in pixels.items())
     return (
         f"to compare, top-1: the most frequent class for all images {known[0]['chance']:.1f} %; "

@@ -245,7 +245,9 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
         part = max(_LOWEST_SHARE, steps / _SHORT_STEPS)
         part *= min(1.0, max(_LOWEST_FOR_FEW, facts.num_images / _FEW_IMAGES))
         few = count_words(steps, "step") + " and the images" * (facts.num_images < _FEW_IMAGES)
-        rate, why = part * rate, f"{why}; {part:.0%} of that, since {few} are few"
+        rate *= part
+        if round(100 * part) < 100:
+            why += f"; {part:.0%} of that, since {few} are few"
     yield Choice("optimiser.learning_rate", float(f"{rate:.3g}"), why)
     if is_short and config.divergence.weight > 0.0:
         why = "an untrained teacher gives poor targets; the loss may rise"
