@@ -1,11 +1,13 @@
 """Exploring as a user does it: the verb, the file that it writes, and its errors."""
 
 import base64
+import io
 import json
 import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import deepbregman
 
@@ -53,6 +55,23 @@ def test_digits_with_labels_for_a_few(command, short_run, few_digits, tmp_path):
         values = read(text, f"values-{number}", "<f4").reshape(300, 12)[207]
         expected = [hit.value for hit in answer.hits[measure]]
         assert values.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_images_to_label_are_large_and_whole(command, short_run, tmp_path):
+    """A thumbnail shows the middle of a photo, which may not tell what it is of."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for index in range(4):
+        Image.effect_noise((400, 300), 50).save(photos / f"{index}.png")
+    (tmp_path / "few.csv").write_text("image,label\n1.png,\n2.png,\n3.png,cat\n")
+    words = (short_run.path, "--data", photos, "--labels", tmp_path / "few.csv")
+    assert command("explore", *words, "--out", tmp_path / "few.html")[0] == 0
+    text = (tmp_path / "few.html").read_text()
+    data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
+    assert [data["names"][place] for place in data["large"]] == ["1.png", "2.png"]
+    for place in data["large"]:
+        picture = io.BytesIO(read(text, f"large-{place}", "u1").tobytes())
+        assert Image.open(picture).size == (320, 240)
 
 
 def test_the_table_for_embedding_atlas(short_run, few_digits, tmp_path):

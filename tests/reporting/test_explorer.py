@@ -22,6 +22,7 @@ from deepbregman.reporting.explorer import (
     Subnetworks,
     choose_thumbnail_side,
     draw_sheets,
+    encode_jpeg,
     write_page,
     write_parquet,
 )
@@ -339,6 +340,21 @@ class TestBrowser:
         lines += ["photo-250.jpg,new,yes", "photo-300.jpg,old,"]
         assert tab.ask("explorer.labelTable().trim().split('\\n')") == lines
         tab.ask("document.getElementById('save-labels').click()")
+        assert tab.messages == []
+
+    def test_an_image_to_label_is_shown_large_and_whole(self, tab, tmp_path):
+        given = sample(400)._replace(large={3: encode_jpeg(Image.new("RGB", (320, 200), "red"))})
+        page = tmp_path / "few.html"
+        write_page(page, given, draw_sheets(pixels(400), choose_thumbnail_side(400)))
+        for width in (1400, 400):
+            open_page(tab, page, width, "dark")
+            tab.ask("explorer.open(3)")
+            tab.wait_for("document.querySelector('#about img')?.naturalWidth === 320", 10)
+            box = "document.querySelector('#about img').getBoundingClientRect()"
+            assert (tab.ask(f"{box}.width"), tab.ask(f"{box}.height")) == (320, 200)
+            assert tab.ask("document.documentElement.scrollWidth <= window.innerWidth")
+            tab.ask("explorer.open(4)")
+            assert tab.ask("document.querySelector('#about img')") is None
         assert tab.messages == []
 
     def test_the_wheel_zooms_until_pictures_appear(self, tab, page):

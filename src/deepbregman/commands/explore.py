@@ -94,7 +94,10 @@ def explore(
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.exploring import explore_images, read_pixels
     from deepbregman.reporting.explorer import (
+        LARGE_SIDE,
+        MOST_LARGE,
         choose_thumbnail_side,
+        draw_large,
         draw_sheets,
         write_page,
         write_parquet,
@@ -110,6 +113,11 @@ def explore(
     if format == "parquet":
         write_parquet(out, page, pixels)
     else:
+        wanted = [] if found.given is None else found.given.wanted
+        places = [place for place, is_so in enumerate(wanted) if is_so][:MOST_LARGE]
+        pictures = found.gallery.pictures(places, LARGE_SIDE)
+        larger = {place: each for place, each in pictures.items() if max(each.shape) > side}
+        page = page._replace(large=draw_large(larger))
         write_page(out, page, draw_sheets(pixels, side))
     return Explored(out, len(found.names), found.map_method)
 

@@ -494,6 +494,12 @@
     button.addEventListener("click", () => open(index, true));
     return button;
   };
+  const large = (index) => {
+    if (!data.large.includes(index)) return null;
+    const image = new Image();
+    image.src = `data:image/jpeg;base64,${find(`large-${index}`).textContent}`;
+    return image;
+  };
   let nearShown = [];
   const open = (index, centre = false) => {
     current = index;
@@ -501,7 +507,7 @@
     for (const [title, value] of facts(index)) list.append(make("dt", title), make("dd", value));
     const words = make("div");
     words.append(make("div", data.names[index], "name"), list);
-    find("about").replaceChildren(picture(index, Math.max(112, side)), words);
+    find("about").replaceChildren(large(index) || picture(index, Math.max(112, side)), words);
     nearShown = neighbours.map((measure) => {
       const near = [...measure.indices().subarray(index * data.k, (index + 1) * data.k)];
       const values = measure.values().subarray(index * data.k, (index + 1) * data.k);

@@ -21,6 +21,9 @@ QUALITY = 80
 SIDES = ((2_000, 96), (5_000, 64), (15_000, 48))
 """Largest number of images, and the side of their thumbnails; of more it is ``SMALLEST_SIDE``."""
 SMALLEST_SIDE = 32
+LARGE_SIDE = 320
+"""Longer side of the pictures of images to label."""
+MOST_LARGE = 500
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -72,6 +75,8 @@ class Explorer(NamedTuple):
     """Labels that the user has given, by the place of the image."""
     suggested: tuple[int, ...] = ()
     """Places of images that `label` suggested; the table of labels that the page saves says so."""
+    large: Mapping[int, bytes] = MappingProxyType({})
+    """Larger pictures of some images, whole, as JPEG files."""
 
 
 def choose_thumbnail_side(count: int) -> int:
@@ -114,6 +119,16 @@ def encode_jpeg(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
+def draw_large(images: Mapping[int, Pixels]) -> dict[int, bytes]:
+    """Draw whole images, as JPEG files."""
+    drawn = {}
+    for place, pixels in images.items():
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        image.thumbnail((LARGE_SIDE, LARGE_SIDE))
+        drawn[place] = encode_jpeg(image)
+    return drawn
+
+
 def write_page(path: Path, explorer: Explorer, sheets: Iterable[bytes]) -> None:
     """Write the page: one file that needs no other and no network."""
     page = render(explorer, list(sheets))
@@ -139,6 +154,7 @@ def render(explorer: Explorer, sheets: Sequence[bytes]) -> str:
         if found.scores is not None:
             blocks["scores"] = found.scores.tobytes()
     blocks |= {f"sheet-{number}": sheet for number, sheet in enumerate(sheets)}
+    blocks |= {f"large-{place}": picture for place, picture in explorer.large.items()}
     data = {
         "names": [name.encode("utf-8", "replace").decode() for name in explorer.names],
         "columns": [
@@ -147,6 +163,7 @@ def render(explorer: Explorer, sheets: Sequence[bytes]) -> str:
         ],
         "labels": sorted(explorer.labels.items()),
         "suggested": explorer.suggested,
+        "large": list(explorer.large),
         "k": explorer.neighbours[0].indices.shape[1] if explorer.neighbours else 0,
         "neighbours": [{"title": each.title} for each in explorer.neighbours],
         "subnetworks": None
