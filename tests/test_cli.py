@@ -452,7 +452,7 @@ class TestErrors:
         code, _, err = command("pretrain", recipe, "--run", tmp_path / "run")
         assert code == 2
         assert "exists" in err
-        assert "--resume" in err
+        assert "is no run: name another with --run" in err
         assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious.txt"]
 
     def test_a_checkpoint_of_another_shape(self, command, short_run, tmp_path):

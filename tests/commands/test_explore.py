@@ -4,12 +4,15 @@ import base64
 import io
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
+from torch import Tensor
 
 import deepbregman
+from deepbregman.evaluation import exploring
 
 pytestmark = pytest.mark.usefixtures("without_umap")
 
@@ -72,6 +75,36 @@ def test_images_to_label_are_large_and_whole(command, short_run, tmp_path):
     for place in data["large"]:
         picture = io.BytesIO(read(text, f"large-{place}", "u1").tobytes())
         assert Image.open(picture).size == (320, 240)
+
+
+def test_the_map_is_made_once(short_run, few_digits, tmp_path, monkeypatch):
+    """It takes most of the time, and labels that were given since do not change it."""
+    shutil.copytree(short_run.path, tmp_path / "run")
+    made: list[int] = []
+    place = exploring.place_on_map
+
+    def count(representation: Tensor, nearest: exploring.Ranked, seed: int) -> object:
+        made.append(seed)
+        return place(representation, nearest, seed)
+
+    monkeypatch.setattr(exploring, "place_on_map", count)
+
+    def points(name: str, **options: object) -> list[float]:
+        found = deepbregman.explore(
+            tmp_path / "run", tmp_path / name, data=few_digits, split="test", **options
+        )
+        assert found.map_method == "t-SNE"
+        return read((tmp_path / name).read_text(), "points", "<f4").tolist()
+
+    first = points("a.html")
+    assert points("b.html", clusters=3) == first
+    assert made == [0]
+    points("c.html", seed=1)
+    assert made == [0, 1]
+    for path in (tmp_path / "run" / "features").glob("*-map-*"):
+        path.write_bytes(b"damaged")
+    assert points("d.html") == first
+    assert made == [0, 1, 0]
 
 
 def test_the_table_for_embedding_atlas(short_run, few_digits, tmp_path):

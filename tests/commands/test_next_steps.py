@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepbregman.commands.pretrain import suggest_next
+from deepbregman.commands.pretrain import pretrain, suggest_next
 from deepbregman.config import override
 from deepbregman.runs import Run, collect_provenance
 from deepbregman.training import checkpoints
@@ -125,6 +125,27 @@ def test_a_run_whose_images_have_moved_is_told_where_to_name_them(command, run_o
     code, _, err = command("explore", "runs/mine", "--data", "nothing", "--out", "m.html")
     assert code == 2
     assert "moved" not in err
+
+
+def test_test_images_that_were_trained_on_are_told_of(command, run_on_photos, monkeypatch):
+    random = np.random.default_rng(0)
+    for index in range(20):
+        kind = ("cats", "dogs")[index % 2]
+        for place in (Path("sorted", kind, f"{index}.png"), Path("new", kind, f"{index}.png")):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            pixels = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(place)
+        shutil.copy(Path("sorted", kind, f"{index}.png"), f"photos/{index}.png")
+    short = {"training.epochs": 0, "data.image_size": 8}
+    run = pretrain(override(run_on_photos.config, short), run=Path("runs/trained"))
+    words = ("evaluate", run.path, "--protocol", "knn", "--accelerator", "cpu", "--data")
+    told = "of the 4 test images of 'sorted' are among those that runs/trained was trained on"
+    code, _, err = command(*words, "sorted")
+    assert code == 0
+    assert f"note: 4 {told}" in err
+    code, _, err = command(*words, "new")
+    assert code == 0
+    assert "trained on" not in err
 
 
 def test_images_without_labels_are_refused_before_torch_is_loaded(run_on_photos):

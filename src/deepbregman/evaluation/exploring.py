@@ -119,10 +119,7 @@ def explore_images(
         for measure in MEASURES
         if measure == "cosine" or features.scores is not None
     }
-    work = "map by UMAP, which compiles first" if _takes_umap(len(names)) else "map"
-    progress(work, 0, 1)
-    points, method = place_on_map(features.representation, ranked["cosine"], seed)
-    progress(work, 1, 1)
+    points, method = _recall_map(opened, features.representation, ranked["cosine"], seed, progress)
     return Exploration(
         gallery,
         names,
@@ -192,25 +189,50 @@ def place_on_map(
     By UMAP where umap-learn is installed, else by t-SNE. The largest side of the map is 1.
     """
     vectors = functional.normalize(representation.float(), dim=1).cpu().numpy()
-    count = len(vectors)
-    if count < FEWEST:
-        points, method = _principal(vectors), "principal components"
-    elif _takes_umap(count):
-        points, method = _umap(vectors, nearest, seed), "UMAP"
+    method = _choose_map(len(vectors))
+    if method == "principal components":
+        points = _principal(vectors)
+    elif method == "UMAP":
+        points = _umap(vectors, nearest, seed)
     else:
         from sklearn.manifold import TSNE
 
-        perplexity = min(30.0, (count - 1) / 3)
+        perplexity = min(30.0, (len(vectors) - 1) / 3)
         tsne = TSNE(metric="cosine", init="pca", perplexity=perplexity, random_state=seed)
         vectors[~vectors.any(axis=1), 0] = 1.0  # a zero vector has no cosine: give it a direction
-        points, method = tsne.fit_transform(vectors), "t-SNE"
+        points = tsne.fit_transform(vectors)
     points = points - points.min(axis=0)
     scale = float(points.max()) or 1.0
     return (points / scale).astype(np.float32), method
 
 
-def _takes_umap(count: int) -> bool:
-    return count >= FEWEST and importlib.util.find_spec("umap") is not None
+def _recall_map(
+    opened: OpenedRun, representation: Tensor, nearest: Ranked, seed: int, progress: ReportProgress
+) -> tuple[npt.NDArray[np.float32], str]:
+    """Return the map that a page had before, if it is kept beside the run, or make it."""
+    method = _choose_map(len(representation))
+    work = "map by UMAP, which compiles first" if method == "UMAP" else "map"
+
+    def compute() -> Tensor:
+        progress(work, 0, 1)
+        found = torch.from_numpy(place_on_map(representation, nearest, seed)[0])
+        progress(work, 1, 1)
+        return found
+
+    cache = opened.loaded.cache
+    if cache is None:
+        return compute().numpy(), method
+    values = representation.float().cpu().contiguous().numpy().tobytes()
+    points = cache.keep("map", compute, method.encode(), str(seed).encode(), values)
+    if points.shape != (len(representation), 2):  # it was changed
+        points = compute()
+    return points.numpy(), method
+
+
+def _choose_map(count: int) -> str:
+    if count < FEWEST:
+        return "principal components"
+    return "UMAP" if importlib.util.find_spec("umap") is not None else "t-SNE"
 
 
 def _principal(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

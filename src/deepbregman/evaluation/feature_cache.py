@@ -8,7 +8,7 @@ out of date, two processes that write it write the same, and a file may be delet
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +98,25 @@ class FeatureCache:
             # A view of a larger tensor would be saved with all of it.
             checkpoints.save(path, {name: part.cpu().clone() for name, part in tensors.items()})
             self.make_room()
+
+    def keep(self, name: str, compute: Callable[[], Tensor], *parts: bytes) -> Tensor:
+        """Return what was computed from features before, or compute it and cache it.
+
+        Args:
+            parts: all that it depends on, besides the networks.
+        """
+        path = self.folder / f"{self.networks}-{name}-{digest(self.settings.encode(), *parts)}.pt"
+        with suppress(OSError, UserError):  # damaged, or deleted by another process
+            found = checkpoints.load(path).get(name) if path.is_file() else None
+            if isinstance(found, Tensor):
+                os.utime(path)  # it was used
+                return found
+        computed = compute()
+        with suppress(OSError):
+            self.folder.mkdir(exist_ok=True)
+            checkpoints.save(path, {name: computed})
+            self.make_room()
+        return computed
 
     def _path(self, images: Images) -> Path:
         key = digest(self.settings.encode(), digest_images(images).encode())

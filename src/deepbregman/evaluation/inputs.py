@@ -13,8 +13,9 @@ from torch import nn
 
 from deepbregman.config import Config, override
 from deepbregman.data import Source, fingerprint, without_unreadable
-from deepbregman.data.datasets import lack_of_labels
-from deepbregman.data.folders import quote_some
+from deepbregman.data.datasets import DATASETS, expand_home, lack_of_labels
+from deepbregman.data.folders import list_folder, quote_some
+from deepbregman.data.images import FileImages, group_identical
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
 from deepbregman.errors import Notice, UserError
@@ -30,6 +31,8 @@ from .features import LabelledFeatures
 from .finished import FinishedParts
 from .options import Options
 from .results import pack, record_predictions, record_rows, take_predictions
+
+_MOST_COMPARED = 100_000  # files; to look at more would take long
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +140,30 @@ def _warn_of_one_class(source: Source, name: str) -> None:
         )
 
 
+def _warn_of_training(run: Run, trained_on: str, source: Source, name: str) -> None:
+    """Tell of test images that are files of the folder without labels that a run trained on."""
+    images, folder = source.known_test.images, expand_home(Path(trained_on))
+    if trained_on in DATASETS or not isinstance(images, FileImages) or not folder.is_dir():
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # they were told when it was trained
+        files = list_folder(folder).train
+    if files.labels is not None or len(files.paths) + len(images) > _MOST_COMPARED:
+        return
+    groups = group_identical(images, FileImages(tuple(files.paths), images.side))
+    found = sum(
+        place < len(images) for group in groups if group[-1] >= len(images) for place in group
+    )
+    if found:
+        warnings.warn(
+            f"{found:,} of the {len(images):,} test images of {name!r} are among those that "
+            f"{run.path} was trained on, without labels; for a strict test, set images aside "
+            "before pretraining",
+            Notice,
+            stacklevel=3,
+        )
+
+
 @dataclass(eq=False)
 class Evaluation:
     """A run to evaluate, the options, and what protocols share, computed when first used."""
@@ -204,6 +231,8 @@ class Evaluation:
         name = data or (loaded.config.data.source if self.source is None else source.name)
         source = require_labelled(source, name)
         _warn_of_one_class(source, name)
+        if data is not None and self.source is None:
+            _warn_of_training(self.run, loaded.config.data.source, source, name)
         balanced = self.options.balanced or source.has_unequal_classes
         return LabelledFeatures(
             loaded.model, loaded.config, source, loaded.device, balanced, loaded.helpers
