@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 import deepbregman
-from deepbregman.commands.label import _find_surprises
+from deepbregman.commands.label import _find_surprises, show
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import override
 from deepbregman.errors import UserError
@@ -229,6 +230,22 @@ def test_a_classifier_that_guesses_is_no_success(run, tmp_path):
     (words,) = _find_surprises(unfair)
     assert "45.0 %" in words
     assert "--balanced" not in words
+    # The best of several looks better than it is: what is expected of it counts.
+    less = found.expected._replace(value=48.0)
+    for balanced in (False, True):
+        expected = {"expected_balanced" if balanced else "expected": less}
+        (words,) = _find_surprises(replace(found, guess=guess, is_balanced=balanced, **expected))
+        assert "right in 48.0 % of the cases" in words
+
+
+def test_balanced_labels_that_are_more_often_wrong_are_told(run, tmp_path, capsys):
+    few = write_table(tmp_path / "few.csv", *FEW, *(f"red-{i}.png" for i in range(4, 10)))
+    found = deepbregman.label(run, few, balanced=True)
+    words = "the most frequent label for all would be right more often"
+    show(found, Console())
+    assert words not in capsys.readouterr().out
+    show(replace(found, guess=found.guess._replace(accuracy=99.9)), Console())
+    assert f"{words} (99.9 %)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_labels_that_differ_in_case_are_pointed_out(run, tmp_path):

@@ -240,6 +240,10 @@ def show(found: "Labelling", console: Console) -> None:
         say(console, f"as the mean over the classes{which}: {_describe(found.expected_balanced)}")
         if found.expected_balanced.value < found.expected.value and not found.is_balanced:
             say(console, "if rare classes matter as much as common ones, add --balanced")
+    if found.is_balanced and found.expected.value < found.guess.accuracy:
+        words = "the most frequent label for all would be right more often"
+        cost = f"{words} ({found.guess.accuracy:.1f} %)"
+        say(console, f"--balanced finds rare classes at the cost of common ones: {cost}")
     if found.measured is not None:
         value, count = found.measured
         say(console, f"by the data's own labels: {value:.1f} % of the other {count:,} images")
@@ -276,9 +280,15 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
         label for label, given in zip(found.labels, found.given.tolist(), strict=True) if not given
     }
     others = "" if found.is_balanced else "add --balanced, or "
+    rare = "; --balanced finds more of rare classes, but more labels are wrong in all"
+    rare *= not found.is_balanced
     chosen, guess = found.judged[0], found.guess
-    reached = chosen.balanced if found.is_balanced else chosen.accuracy
-    guessed = guess.balanced if found.is_balanced else guess.accuracy
+    reached, expected, guessed = (
+        (chosen.balanced, found.expected_balanced, guess.balanced)
+        if found.is_balanced
+        else (chosen.accuracy, found.expected, guess.accuracy)
+    )
+    reached = min(reached, expected.value)  # the best of several looks better than it is
     if len(predicted) == 1:
         yield (
             f"all other images get the label {predicted.pop()}: the classifier finds no other "
@@ -289,7 +299,7 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
         yield (
             f"the classifier is right in {reached:.1f} % of the cases{mean}, no more often than "
             f"the most frequent label for all ({guessed:.1f} %), so do not trust the labels yet; "
-            f"{others}label more images, or train longer"
+            f"label more images, or train longer{rare}"
         )
     folded = Counter(name.casefold() for name in found.classes)
     for word in sorted(word for word, count in folded.items() if count > 1):
