@@ -272,15 +272,33 @@ def test_the_study_of_tables_is_its_record():
     low, high = paper["over_images"]
     for text in (page, " ".join(README.split())):
         assert f"{paper['mean']:+.2f} [{low:+.2f}, {high:+.2f}] linear" in text
-    few = compare("1 % labels, from encoder", "top1", "best", "simclr")["mean"]
-    clusters = "k-means, cosine features, test split"
-    found = compare(clusters, "NMI", "best", "simclr")["mean"]
-    assert f"with 1 % of the labels {few:+.1f} to `simclr`, in clusters {found:+.0f}" in README
-    assert f"{few:.1f} points with 1 % of the labels" in page
-    above = compare(clusters, "NMI", "best", "best-control")["mean"]
-    assert f"in clusters by {above:.1f} points of NMI" in page
-    few = compare("1 % labels, from encoder", "top1", "best", "best-control")["mean"]
-    assert f"{few:+.1f} and {above:+.0f} to the control" in README
+    seeds = []
+    for variant, metric, name, of in (
+        ("k-means, cosine features, test split", "NMI", "clusters", " of NMI"),
+        ("cosine", "mAP", "retrieval", ""),
+        ("5 labels per class, nearest mean, cosine", "top1", "five labels of each class", ""),
+    ):
+        gain = compare(variant, metric, "best", "simclr")
+        above = compare(variant, metric, "best", "best-control")
+        low, high = above["interval"]
+        interval = f"{above['mean']:+.1f} [{low:+.1f}, {high:+.1f}]"
+        to_simclr = f"{gain['mean']:+.1f}{of}"
+        assert f"{name} {to_simclr}" in README
+        assert interval in README
+        assert f"{name} {interval}" in page
+        seeds += [above["n"], gain["n"]]
+    assert set(seeds) == {3}
+    features = [
+        pair["interval"]
+        for (variant, _), quantity in cifar10.items()
+        if quantity["protocol"] == "few"
+        and ("divergence" not in variant or "bank" in variant)
+        and "embeddings" not in variant
+        for pair in quantity["differences"]
+        if (pair["arm"], pair["against"]) == ("best", "best-control")
+    ]
+    assert f"all {len(features)} intervals are above zero" in page
+    assert all(low > 0 for low, _ in features)
     gained = list_intervals("best", "simclr")
     higher, lower = sum(low > 0 for low, _ in gained), sum(high < 0 for _, high in gained)
     assert f"{len(gained)} intervals of `best` - `simclr`: {higher} are above" in page
@@ -288,7 +306,8 @@ def test_the_study_of_tables_is_its_record():
     unlike = list_intervals("paper", "paper-without")
     apart = sum(low > 0 or high < 0 for low, high in unlike)
     assert f"{apart} of {len(unlike)} intervals of the difference exclude zero" in page
-    assert all(summary["n"] == 1 for q in cifar10.values() for summary in q["arms"].values())
+    for arm, count in (("paper", 1), ("paper-without", 1), ("simclr", 3), ("best", 3)):
+        assert cifar10["cached features", "top1"]["arms"][arm]["n"] == count
 
 
 def test_both_comparisons_together_are_their_records():
