@@ -41,7 +41,7 @@ def draw_where_it_helps() -> None:
     results = collect_results(RESULTS / "studies" / "tables")
     tables = {table.key: table for table in tabulate_quantities(results)}
     panels: dict[str, list[dict[str, object]]] = {}
-    seeds = {}
+    seeds: dict[str, list[int]] = {}
     for data, title in DATASETS.items():
         table = tables[f"{data}-in-short-differences"]
         points = panels[title] = []
@@ -50,7 +50,7 @@ def draw_where_it_helps() -> None:
                 if pair in PAIRS and cell.summary is not None:
                     mean = cell.summary["mean"]
                     low, high = cell.summary["interval"] or (mean, mean)
-                    seeds[title] = max(seeds.get(title, 0), cell.summary["n"])
+                    seeds.setdefault(title, []).append(cell.summary["n"])
                     name = row.name.rpartition(", ")[0]  # without the metric
                     points.append({"protocol": name, "pair": PAIRS[pair], "mean": mean})
                     points[-1] |= {"low": low, "high": high}
@@ -73,7 +73,7 @@ def draw_where_it_helps() -> None:
         )
         zero = altair.Chart().mark_rule(strokeDash=[4, 3], color="#888888")
         zero = zero.encode(x=altair.datum(0.0, type="quantitative", scale=scale))
-        name = f"{title}, {seeds[title]} seed{'s' if seeds[title] > 1 else ''}"
+        name = f"{title}, {min(seeds[title])} to {max(seeds[title])} seeds"
         return (zero + bars + dots).properties(title=name, width=300, height=altair.Step(13))
 
     (first, *rest) = panels.items()
