@@ -58,6 +58,18 @@ PATIENCE_SECONDS = 60.0
 """Time to wait for another process that changes a record, which takes milliseconds."""
 SATURATED = "saturated"
 """The verdict on a run for which more epochs bring little."""
+CHANGEABLE = frozenset(
+    {
+        *("data.root", "data.resident", "data.workers"),
+        *("training.checkpoint_every", "training.save_seconds", "training.knn_every"),
+        *("training.tensorboard", "training.logger", "training.compile", "training.skip_nonfinite"),
+        *("training.health_every", "training.stop_when_saturated"),
+    }
+)
+"""Fields that a resumed run may change: they do not affect what is trained.
+
+Neither does training.epochs, unless the schedule of the learning rate depends on it.
+"""
 _METRICS = {"verdict": str, "reason": str, "stopped": str, ...: float}
 _START = {
     "command": [str],

@@ -148,11 +148,33 @@ def test_test_images_that_were_trained_on_are_told_of(command, run_on_photos, mo
     assert "trained on" not in err
 
 
+def run_and_list_imports(*words: object) -> tuple[int, str, set[str]]:
+    """Return the exit code, the words on both streams, and the modules that were imported."""
+    command = [sys.executable, "-X", "importtime", "-m", "deepbregman", *map(str, words)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = ended.stderr.splitlines()
+    imported = {line.split("|")[-1].strip() for line in lines if line.startswith("import time:")}
+    said = [line for line in lines if not line.startswith("import time:")]
+    assert "deepbregman.errors" in imported
+    return ended.returncode, ended.stdout + "\n".join(said), imported
+
+
 def test_images_without_labels_are_refused_before_torch_is_loaded(run_on_photos):
-    words = [sys.executable, "-X", "importtime", "-m", "deepbregman", "evaluate", "runs/mine"]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert "data 'photos' has no labels to evaluate with" in ended.stderr
-    imported = {line.split("|")[-1].strip() for line in ended.stderr.splitlines() if "|" in line}
-    assert "deepbregman.evaluation.options" in imported
+    code, said, imported = run_and_list_imports("evaluate", "runs/mine")
+    assert code == 2
+    assert "data 'photos' has no labels to evaluate with" in said
+    assert "torch" not in imported
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [([], 0, "is complete: 2 epochs trained"), (["--seed", 7], 2, "exists with other settings")],
+)
+def test_a_run_that_exists_is_answered_before_torch_is_loaded(short_run, words, code, expected):
+    recipe = short_run.path / "config.toml"
+    found, said, imported = run_and_list_imports(
+        "pretrain", recipe, "--run", short_run.path, *words
+    )
+    assert found == code
+    assert expected in said
     assert "torch" not in imported

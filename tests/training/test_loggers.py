@@ -11,9 +11,8 @@ import pytest
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override
 from deepbregman.errors import Notice, UserError
-from deepbregman.runs import Record, Run
+from deepbregman.runs import CHANGEABLE, Record, Run
 from deepbregman.training import loggers, loop
-from deepbregman.training.checkpoints import CHANGEABLE
 from deepbregman.training.loggers import BACKENDS, BackgroundLogger, Loggers
 
 

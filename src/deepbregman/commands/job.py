@@ -11,12 +11,12 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from deepbregman.config import Config, differing_fields, override
+from deepbregman.config import Config, override
 from deepbregman.data import Source, typical_side
 from deepbregman.data.memory import count_cpus
 from deepbregman.data.opening import open_data, select_images, select_labels, split_for_monitor
 from deepbregman.data.own import find_own_side
-from deepbregman.errors import Notice, UserError
+from deepbregman.errors import Notice
 from deepbregman.evaluation.knn import build_knn_monitor
 from deepbregman.files import hold_folder
 from deepbregman.launching import find_process
@@ -24,7 +24,6 @@ from deepbregman.objectives import OwnParts, build_run_encoder
 from deepbregman.runs import Run, is_complete, is_run
 from deepbregman.terminal import count_words, say
 from deepbregman.training.callbacks import Callback
-from deepbregman.training.checkpoints import CHANGEABLE
 from deepbregman.training.fabric import Fabric
 from deepbregman.training.faults import explain_faults
 from deepbregman.training.loggers import check_loggers
@@ -41,10 +40,7 @@ from deepbregman.training.processes import (
 )
 from deepbregman.training.weights import are_fetched, describe_encoder, find_weights
 
-from .pretrain_options import AutoRequest, suggest_longer
-
-LONG_ENOUGH = 0.5
-"""A run with less than this share of the epochs that help says how to train longer."""
+from .pretrain_options import AutoRequest, read_settings, say_complete, say_short
 
 
 class Parts(NamedTuple):
@@ -85,8 +81,8 @@ def train_run(
 
     folder = broadcast(fabric, folder)  # a default one is named by the clock
     if not resuming and broadcast(fabric, is_run(folder)):
-        config = run_together(fabric, lambda: _read_settings(folder, config, request))
-        words = _say_complete(Run(folder), config, is_auto=request is not None)
+        config = run_together(fabric, lambda: read_settings(folder, config, request))
+        words = say_complete(Run(folder), config, is_auto=request is not None)
         if broadcast(fabric, is_complete(Run(folder))):
             say(console, words)
             return Run(folder)
@@ -145,27 +141,10 @@ def train_run(
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
         tell(f"{len(skipped)} images could not be decoded and were replaced by others")
     if was_complete:  # its checkpoint and its images have been checked again
-        say(console, _say_complete(run, config))
-    elif short := _say_short(run, config):
+        say(console, say_complete(run, config))
+    elif short := say_short(run, config):
         say(console, short)
     return run
-
-
-def _say_short(run: Run, config: Config) -> str:
-    """Say that more epochs improve the result; empty if they bring little, or it is not known."""
-    enough = run.provenance().get("enough_epochs", 0)
-    is_short = 0 < config.training.epochs < LONG_ENOUGH * enough
-    if not is_short or config.data.source == "custom":  # no command can name that
-        return ""
-    return f"up to {enough} epochs improve the result: {suggest_longer(run.path, config)}"
-
-
-def _say_complete(run: Run, config: Config, *, is_auto: bool = False) -> str:
-    """Say that a run is complete, and how to train longer."""
-    done = count_words(run.result().get("pretrain", {}).get("epoch", 0), "epoch")
-    command = suggest_longer(run.path, config if is_auto else None)
-    longer = _say_short(run, config) or f"to train longer from its weights: {command}"
-    return f"run {run.path} is complete: {done} trained; {longer}"
 
 
 def _assemble(
@@ -213,32 +192,6 @@ def _choose_settings(
         plan = broadcast(fabric, run_together(fabric, choose))
     assert plan is not None  # process 0 made one
     return plan, opened
-
-
-def _read_settings(folder: Path, config: Config, request: AutoRequest | None) -> Config:
-    """Return the settings with which an existing run continues; refuse what it must not change.
-
-    Of ``auto``, only what the user has given counts: the rest was chosen when the run began.
-    """
-    opened = Run.open(folder)
-    opened.check_links()
-    there = opened.config
-    differing = differing_fields(there, config)
-    if request is not None:
-        differing = {field: pair for field, pair in differing.items() if field in request.given}
-    changed = {field: pair[1] for field, pair in differing.items() if field in CHANGEABLE}
-    words = [
-        f"{field} is {a!r} there and {b!r} here"
-        for field, (a, b) in differing.items()
-        if field not in changed
-    ]
-    if words:
-        raise UserError(
-            f"run folder {folder} exists with other settings: {'; '.join(words[:3])}; continue it "
-            f"as it is with --resume {folder}, or name another folder with --run, with "
-            f"--encoder.weights {folder} to start from its weights"
-        )
-    return override(there, changed)
 
 
 def _try_parts(config: Config, own: OwnParts, resuming: bool) -> str | None:

@@ -12,8 +12,14 @@ from rich.console import Console
 
 from deepbregman.config import SECTIONS, Config, differing_fields, load_recipe, override, recipes
 from deepbregman.errors import UserError
-from deepbregman.launching import must_start_processes, run_in_processes, under_srun, under_torchrun
-from deepbregman.runs import Run, is_run, name_run_folder
+from deepbregman.launching import (
+    find_process,
+    must_start_processes,
+    run_in_processes,
+    under_srun,
+    under_torchrun,
+)
+from deepbregman.runs import CHANGEABLE, Run, is_complete, is_run, name_run_folder
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, say
 
 from .parameters import Accelerator, MaybeDevices, PythonOnly, check_dataset
@@ -26,6 +32,8 @@ from .pretrain_options import (
     find_given,
     name_recipe,
     read_request,
+    read_settings,
+    say_complete,
 )
 
 if TYPE_CHECKING:
@@ -115,6 +123,12 @@ def pretrain(
     number = _count_processes(devices, accelerator)
     if must_start_processes(number, nodes):
         _start_processes(number or 1, nodes or 1, folder, ["--run", str(folder)])
+    if is_run(folder) and find_process().processes == 1:  # answered before torch is loaded
+        there = read_settings(folder, config, request)
+        if is_complete(Run(folder)):
+            if console is not None:
+                say(console, say_complete(Run(folder), there, is_auto=request is not None))
+            return Run(folder)
     from .job import Parts, train_run
 
     parts = Parts(own, source, images, tuple(callbacks))
@@ -282,8 +296,6 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
 
 def _resume_with_fields(options: list[str], words: list[str]) -> Callable[..., Run]:
     """Make the function that resumes a run with changed fields, as far as they may change."""
-    from deepbregman.training.checkpoints import CHANGEABLE
-
     config = Run.open(check_new_settings(options, words, CHANGEABLE)).config
 
     @functools.wraps(resume)

@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 
 from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, override, recipes
 from deepbregman.errors import Notice, UserError, suggest
-from deepbregman.runs import is_run
-from deepbregman.terminal import parse_duration
+from deepbregman.runs import CHANGEABLE, Run, is_run
+from deepbregman.terminal import count_words, parse_duration
 
 AUTO = "auto"
 """The recipe whose settings are chosen by the images and the machine."""
+
+
+LONG_ENOUGH = 0.5
+"""A run with less than this share of the epochs that help says how to train longer."""
 
 
 ALIASES = {
@@ -172,3 +176,46 @@ def read_request(
             "`deepbregman pretrain my_photos`"
         )
     return AutoRequest(given, None if budget is None else parse_duration(budget, "budget"))
+
+
+def read_settings(folder: Path, config: Config, request: AutoRequest | None) -> Config:
+    """Return the settings with which an existing run continues; refuse what it must not change.
+
+    Of ``auto``, only what the user has given counts: the rest was chosen when the run began.
+    """
+    opened = Run.open(folder)
+    opened.check_links()
+    there = opened.config
+    differing = differing_fields(there, config)
+    if request is not None:
+        differing = {field: pair for field, pair in differing.items() if field in request.given}
+    changed = {field: pair[1] for field, pair in differing.items() if field in CHANGEABLE}
+    words = [
+        f"{field} is {a!r} there and {b!r} here"
+        for field, (a, b) in differing.items()
+        if field not in changed
+    ]
+    if words:
+        raise UserError(
+            f"run folder {folder} exists with other settings: {'; '.join(words[:3])}; continue it "
+            f"as it is with --resume {folder}, or name another folder with --run, with "
+            f"--encoder.weights {folder} to start from its weights"
+        )
+    return override(there, changed)
+
+
+def say_short(run: Run, config: Config) -> str:
+    """Say that more epochs improve the result; empty if they bring little, or it is not known."""
+    enough = run.provenance().get("enough_epochs", 0)
+    is_short = 0 < config.training.epochs < LONG_ENOUGH * enough
+    if not is_short or config.data.source == "custom":  # no command can name that
+        return ""
+    return f"up to {enough} epochs improve the result: {suggest_longer(run.path, config)}"
+
+
+def say_complete(run: Run, config: Config, *, is_auto: bool = False) -> str:
+    """Say that a run is complete, and how to train longer."""
+    done = count_words(run.result().get("pretrain", {}).get("epoch", 0), "epoch")
+    command = suggest_longer(run.path, config if is_auto else None)
+    longer = say_short(run, config) or f"to train longer from its weights: {command}"
+    return f"run {run.path} is complete: {done} trained; {longer}"

@@ -23,7 +23,7 @@ from deepbregman.errors import UserError, first_line
 from deepbregman.method.networks import Encoder, Model
 from deepbregman.objectives import DivergenceTerm, OwnParts, Step, build_run_encoder, build_step
 from deepbregman.objectives.objective import build_head
-from deepbregman.runs import Record, Run, replace_file
+from deepbregman.runs import CHANGEABLE, Record, Run, replace_file
 
 FORMAT = 4
 _HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")
@@ -37,18 +37,6 @@ REQUIRED = (
     *("sums", "seconds", "skipped", "skipped_in_epoch", "neighbours"),
 )
 """Entries that a checkpoint needs for a run to resume from it."""
-CHANGEABLE = frozenset(
-    {
-        *("data.root", "data.resident", "data.workers"),
-        *("training.checkpoint_every", "training.save_seconds", "training.knn_every"),
-        *("training.tensorboard", "training.logger", "training.compile", "training.skip_nonfinite"),
-        *("training.health_every", "training.stop_when_saturated"),
-    }
-)
-"""Fields that a resumed run may change: they do not affect what is trained.
-
-Neither does training.epochs, unless the schedule of the learning rate depends on it.
-"""
 
 
 class DamagedCheckpoint(UserError):
