@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import sys
+import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -36,6 +37,11 @@ class Diverged(UserError):
 
 class Notice(UserWarning):
     """A note to the user that stops nothing; the command line prints it in one line."""
+
+
+def notify(words: str, stacklevel: int) -> None:
+    """Give the user a note, at the line so many calls above; 1 is the caller's own."""
+    warnings.warn(words, Notice, stacklevel=stacklevel + 1)
 
 
 class ReportedElsewhere(Exception):

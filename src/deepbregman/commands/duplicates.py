@@ -1,6 +1,5 @@
 """deepbregman duplicates: find copies and near-duplicates among images."""
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import Notice, UserError
+from deepbregman.errors import UserError, notify
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import (
     MaybeFloat,
@@ -83,7 +82,7 @@ def duplicates(
         return found
     if not found.groups:
         words = f"{sheet} is not written: there are no duplicates to show"
-        warnings.warn(words, Notice, stacklevel=2)
+        notify(words, stacklevel=2)
         return found
     write_sheet(Path(sheet), found)
     return replace(found, sheet=Path(sheet))

@@ -1,6 +1,5 @@
 """Train a run from its first step or its last checkpoint to its end, in every process of a job."""
 
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -16,7 +15,7 @@ from deepbregman.data import Source, typical_side
 from deepbregman.data.memory import count_cpus
 from deepbregman.data.opening import open_data, select_images, select_labels, split_for_monitor
 from deepbregman.data.own import find_own_side
-from deepbregman.errors import Notice
+from deepbregman.errors import notify
 from deepbregman.evaluation.knn import build_knn_monitor
 from deepbregman.files import hold_folder
 from deepbregman.launching import find_process
@@ -75,7 +74,7 @@ def train_run(
     def tell(words: str) -> None:
         """Say what the user should look at, at the line that called pretrain or resume."""
         if warns:
-            warnings.warn(words, Notice, stacklevel=4)
+            notify(words, stacklevel=4)
         else:
             say(console, words, "yellow")
 

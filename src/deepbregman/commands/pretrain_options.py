@@ -1,14 +1,13 @@
 """The options of a pretrain command line: which recipe and which fields they mean."""
 
 import shlex
-import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, override, recipes
-from deepbregman.errors import Notice, UserError, suggest
+from deepbregman.errors import UserError, notify, suggest
 from deepbregman.runs import CHANGEABLE, Run, is_run
 from deepbregman.terminal import count_words, parse_duration
 
@@ -108,7 +107,7 @@ def _tell_of_folder(name: str, kind: str) -> None:
     """Tell the user how to name a folder that has the name of a recipe or of a dataset."""
     if Path(name).is_dir():
         words = f"{name} means the {kind} of that name; for the folder, write ./{name}"
-        warnings.warn(words, Notice, stacklevel=4)
+        notify(words, stacklevel=4)
 
 
 def check_first_word(word: str) -> None:

@@ -8,7 +8,6 @@ import csv
 import importlib.util
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import NamedTuple
 
 from PIL import features
 
-from deepbregman.errors import Notice, UserError
+from deepbregman.errors import UserError, notify
 from deepbregman.terminal import count_words
 
 HAS_AVIF = "avif" in features.modules and features.check("avif") is True
@@ -95,11 +94,10 @@ def list_folder(folder: Path) -> Listing:
     tree = read_tree(folder)
     if tree.here and tree.groups and "train" not in tree.groups:
         every = sorted([*tree.here, *(path for group in tree.groups.values() for path in group)])
-        warnings.warn(
+        notify(
             f"{str(folder)!r}: {len(tree.here)} of {len(every)} images lie beside sub-folders with "
             f"images ({quote_some(tree.groups)}), so all are used without labels; for labels, put "
             "every image into a sub-folder named by its class",
-            Notice,
             stacklevel=2,
         )
         tree = Tree(every, {}, tree.ignored)

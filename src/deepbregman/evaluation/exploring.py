@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from deepbregman.data import Split
 from deepbregman.data.labels import is_yes, read_table, was_suggested
-from deepbregman.errors import Notice, UserError
+from deepbregman.errors import UserError, notify
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
 
@@ -141,11 +141,8 @@ def _sample(splits: dict[str, Split], seed: int) -> dict[str, Split]:
     total = sum(map(len, splits.values()))
     if total <= LARGEST:
         return splits
-    warnings.warn(
-        f"{total:,} images are too many for a page: a sample of {LARGEST:,} is shown",
-        Notice,
-        stacklevel=4,
-    )
+    words = f"{total:,} images are too many for a page: a sample of {LARGEST:,} is shown"
+    notify(words, stacklevel=4)
     sampled, seen = {}, 0
     for name, part in splits.items():
         seen += len(part)

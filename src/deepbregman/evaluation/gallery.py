@@ -1,6 +1,5 @@
 """Images of a run's data with their features, names and labels: what one searches or clusters."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.data import FileImages, Images, ResidentBatches, Source, Split
-from deepbregman.errors import Notice, UserError, require_known
+from deepbregman.errors import UserError, notify, require_known
 from deepbregman.runs import Run, is_complete
 from deepbregman.terminal import ReportProgress, ignore_progress
 
@@ -100,11 +99,11 @@ def open_run(
     opened, changed = loaded.open_images(data, source, ignore_progress)
     name = data or loaded.config.data.source
     if loaded.config.data.skip_unreadable and opened.skipped_notice:
-        warnings.warn(f"{opened.skipped_notice} of {name}", Notice, stacklevel=4)
+        notify(f"{opened.skipped_notice} of {name}", stacklevel=4)
     epochs = loaded.config.training.epochs
     if loaded.epoch < epochs and not is_complete(run):
         words = f"its encoder has seen {loaded.epoch:.4g} of {epochs} epochs"
-        warnings.warn(f"run {run.path} is not finished: {words}", Notice, stacklevel=4)
+        notify(f"run {run.path} is not finished: {words}", stacklevel=4)
     return OpenedRun(loaded, opened, name, changed)
 
 

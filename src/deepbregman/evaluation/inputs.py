@@ -1,7 +1,6 @@
 """The inputs of an evaluation: a run's networks, a dataset, and options."""
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -18,7 +17,7 @@ from deepbregman.data.folders import list_folder, quote_some
 from deepbregman.data.images import FileImages, group_identical
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
-from deepbregman.errors import Notice, UserError
+from deepbregman.errors import UserError, notify
 from deepbregman.files import refuse_link
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run, now
@@ -70,10 +69,9 @@ class LoadedRun:
             != self.data_fingerprint
         )
         if changed:
-            warnings.warn(
+            notify(
                 f"data {self.config.data.source!r} has changed since {self.run.path} was "
                 "pretrained: names, sizes or contents of its images differ",
-                Notice,
                 stacklevel=5,
             )
         return changed
@@ -132,10 +130,9 @@ def require_labelled(source: Source, name: str) -> Source:
 def _warn_of_one_class(source: Source, name: str) -> None:
     tested = torch.unique(source.known_test.known_labels).tolist()
     if len(tested) == 1:
-        warnings.warn(
+        notify(
             f"every test image of {name!r} has the class {source.class_name(tested[0])!r}: "
             "a classifier that always answers so is right, and the accuracies mean little",
-            Notice,
             stacklevel=3,
         )
 
@@ -194,7 +191,7 @@ class Evaluation:
         refuse_link(path / ".records.lock")
         if not os.access(path, os.W_OK):
             words = f"{path} cannot be written to: results are printed, not recorded"
-            warnings.warn(words, Notice, stacklevel=5)  # at the call of evaluate
+            notify(words, stacklevel=5)  # at the call of evaluate
             return False
         return True
 

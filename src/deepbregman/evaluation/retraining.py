@@ -4,7 +4,6 @@ A variant is a network to start from, trained on labelled images and tested once
 """
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -20,7 +19,7 @@ from deepbregman.config import OptimiserSettings
 from deepbregman.data import Batches, Source, Split, stratified_split
 from deepbregman.data.datasets import expand_home
 from deepbregman.data.folders import quote_some
-from deepbregman.errors import Diverged, Notice, UserError
+from deepbregman.errors import Diverged, UserError, notify
 from deepbregman.method.views import Views, centre_view
 from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record
@@ -248,12 +247,8 @@ def check_semi(evaluation: Evaluation) -> None:
             _check_choice(evaluation, subset.split)
     for subset in subsets:
         if subset.rounded_up:
-            warnings.warn(
-                f"{subset.name}: one image is drawn of each class whose share is below one: "
-                f"{quote_some(subset.rounded_up)}",
-                Notice,
-                stacklevel=2,
-            )
+            words = "one image is drawn of each class whose share is below one"
+            notify(f"{subset.name}: {words}: {quote_some(subset.rounded_up)}", stacklevel=2)
 
 
 def semi(evaluation: Evaluation) -> list[Record]:

@@ -12,7 +12,6 @@ out of date, and it may be deleted at any time.
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from deepbregman.data.datasets import expand_home, find_source
 from deepbregman.data.decoding import decode_frame
 from deepbregman.data.folders import list_folder
 from deepbregman.data.formats import is_stored
-from deepbregman.errors import Notice, UserError
+from deepbregman.errors import UserError, notify
 from deepbregman.files import digest, digest_files, replace_file
 from deepbregman.runs import Run, list_versions
 
@@ -277,5 +276,5 @@ def answer_by_index(
     if len(known) < len(rows) or k >= len(index.names) or not set(by) <= set(measures):
         return None
     if index.notice:
-        warnings.warn(f"{index.notice} of {source}", Notice, stacklevel=3)
+        notify(f"{index.notice} of {source}", stacklevel=3)
     return [index.answer(row, measures, k) for row in known]

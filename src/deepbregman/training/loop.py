@@ -1,7 +1,6 @@
 """The pretraining loop: from images to a trained encoder."""
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from deepbregman.config import Config, override, to_toml
 from deepbregman.data import Batch, FileImages, Images, channel_statistics, fingerprint
 from deepbregman.data.batches import cut_orders
 from deepbregman.data.opening import batch_images
-from deepbregman.errors import Notice, ReportedElsewhere
+from deepbregman.errors import ReportedElsewhere, notify
 from deepbregman.method.networks import Model
 from deepbregman.objectives import (
     OwnParts,
@@ -182,7 +181,7 @@ class Pretraining:
         events = partial(open_events, self.run, self.step)
         writer = run_together(self.fabric, lambda: events() if writes else None)
         console = console or Console(quiet=True)
-        warn = partial(warnings.warn, category=Notice, stacklevel=4)
+        warn = partial(notify, stacklevel=4)
         length = settings.epochs, self.steps_per_epoch, settings.knn_every
         display = Display(console, *length, self.step_module.weights, warn if warns else None)
         record: Record = {}
