@@ -5,7 +5,6 @@ or delays the run: it is told once, and ``metrics.jsonl`` has everything.
 """
 
 import importlib.util
-import json
 import os
 import queue
 import secrets
@@ -18,7 +17,7 @@ from typing import Any
 
 from deepbregman.config import Config, fields_of
 from deepbregman.errors import UserError, abbreviate
-from deepbregman.files import format_csv, replace_file
+from deepbregman.files import read_json, write_csv, write_json
 from deepbregman.runs import Record, Run
 
 PACKAGES = {"mlflow": ("mlflow", "mlflow-skinny"), "wandb": ("wandb", "wandb")}
@@ -51,8 +50,7 @@ class CsvTable:
     def write(self, record: Record) -> None:
         """Write the whole table again: an epoch may have metrics that earlier ones do not have."""
         self.rows[record["epoch"]] = record
-        with replace_file(self.path) as file:
-            file.write(format_csv(list(self.rows.values())).encode())
+        write_csv(self.path, list(self.rows.values()))
 
     def close(self) -> None:
         """Leave the file as it is."""
@@ -143,15 +141,12 @@ BACKENDS: dict[str, Callable[[Run, Config], Backend]] = {
 def keep_identity(run: Run, key: str, make: Callable[[], str]) -> str:
     """Return the name by which another program knows the run: a resumed run keeps it."""
     path = run.path / "loggers.json"
-    known: dict[str, str] = {}
     with _IDENTITIES:
-        if path.is_file():
-            known = json.loads(path.read_text(encoding="utf-8"))
+        known = read_json(path) if path.is_file() else {}
         if key not in known:
             known[key] = make()
-            with replace_file(path) as file:
-                file.write(json.dumps(known, indent=1).encode())
-    return known[key]
+            write_json(path, known)
+    return str(known[key])
 
 
 _IDENTITIES = threading.Lock()
