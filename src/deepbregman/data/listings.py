@@ -88,7 +88,7 @@ def open_listing(
         groups = None
         if listing.groups is not None:
             groups = torch.tensor(listing.groups)[torch.tensor(kept[:num_train])]
-        train, test = take_test(train, test, groups)
+        train, test = ensure_test_split(train, test, groups)
     return Source(
         name, train, test, classes=listing.classes, skipped=skipped, ignored=listing.ignored
     )
@@ -120,11 +120,11 @@ def open_stored(
             name, count = part.store.name(0), len(part.store)
             raise UserError(f"none of the {count} images of {name!r} can be read")
         splits.append(split)
-    train, test = take_test(splits[0], splits[1] if splits[1:] else None)
+    train, test = ensure_test_split(splits[0], splits[1] if splits[1:] else None)
     return Source(data.name, train, test, classes=data.classes, skipped=skipped)
 
 
-def take_test(
+def ensure_test_split(
     train: Split, test: Split | None, groups: Tensor | None = None
 ) -> tuple[Split, Split | None]:
     """If there is no test split, make one of a fifth of the labelled images, drawn by class.

@@ -22,7 +22,7 @@ from deepbregman.data.images import (
     read_content,
     spread_places,
 )
-from deepbregman.data.listings import find_median_side, frame_store, take_test
+from deepbregman.data.listings import ensure_test_split, find_median_side, frame_store
 from deepbregman.data.stored import IMAGES, LABELS, number_labels
 from deepbregman.errors import UserError, abbreviate
 
@@ -187,7 +187,7 @@ def own_data(
         Split(images, to_labels(found, len(images), what))
         for (images, _), found, what in zip(parts, given, ("train", "test"), strict=False)
     ]
-    made, tested = take_test(splits[0], splits[1] if splits[1:] else None)
+    made, tested = ensure_test_split(splits[0], splits[1] if splits[1:] else None)
     known = [part.labels for part in (made, tested) if part is not None and part.labels is not None]
     if classes is None and known:
         classes = [str(label) for label in range(int(torch.cat(known).max()) + 1)]

@@ -14,7 +14,7 @@ from .inputs import Evaluation
 from .knn import knn
 from .linear import check_linear, linear
 from .ood import check_ood, ood
-from .references import REFERRED, add_references
+from .references import WITH_REFERENCES, add_references
 from .retraining import check_semi, check_supervised, check_transfer, semi, supervised, transfer
 from .retrieval import retrieval
 
@@ -65,7 +65,7 @@ def run_protocols(evaluation: Evaluation) -> list[Record]:
     for name, protocol in chosen.items():
         started = time.monotonic()
         found = protocol.run(evaluation)
-        if name in REFERRED and evaluation.references:
+        if name in WITH_REFERENCES and evaluation.references:
             found = add_references(found, name, evaluation)
         seconds = round(time.monotonic() - started, 1)
         rows += evaluation.record([{**row, "seconds": seconds} for row in found], name)

@@ -18,7 +18,7 @@ SIDE = 16
 """Pixels that larger images are averaged to; more change little and take long."""
 LARGEST_TRAIN = 20_000
 """Training images of the classifiers on pixels; of more a sample is taken, class by class."""
-REFERRED = ("knn", "linear")
+WITH_REFERENCES = ("knn", "linear")
 """Protocols whose rows get references."""
 
 

@@ -63,7 +63,7 @@ DIAGNOSTICS = {
     "views_per_second": ("Throughput", "views per second; an image has two or more"),
 }
 PARTS = {"divergences": {"divergence_positives": "positives", "divergence_negatives": "negatives"}}
-NO_CURVES = (
+NOT_DRAWN = (
     *("epoch", "step", "arm", "run", "images_per_second"),
     *(name for parts in PARTS.values() for name in parts),
 )
@@ -75,7 +75,7 @@ def draw_curves(groups: Sequence[RunGroup], prefix: str = "") -> tuple[list[Figu
     Thin lines are runs, the thick one is the mean of an arm's runs.
     """
     frame = collect_metrics(groups)
-    known = {*MONITORS, *DIAGNOSTICS, *NO_CURVES}
+    known = {*MONITORS, *DIAGNOSTICS, *NOT_DRAWN}
     found = [name for name in frame.columns if name not in known]
     usual = "unweighted mean of the epoch"
     terms = {n: TERMS.get(n, (as_sentence(n.replace("_", " ")), usual)) for n in found}

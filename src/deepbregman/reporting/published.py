@@ -21,7 +21,7 @@ CAVEAT = (
 )
 
 
-ALIKE = {"ham10000": "isic2018"}
+SIMILAR_DATASETS = {"ham10000": "isic2018"}
 """A dataset, and one of the same kind that the paper has; its values stand beside with a word."""
 
 
@@ -69,7 +69,7 @@ def find_published(measure: Measure, num_subnetworks: Collection[int] = ()) -> l
         num_subnetworks: of the runs; the table of subnetworks is shown for these only.
     """
     parts = measure.variant.split(", ")
-    alike = ALIKE.get(PurePath(measure.data).stem.lower())
+    alike = SIMILAR_DATASETS.get(PurePath(measure.data).stem.lower())
     return [
         entry
         if entry.data != alike

@@ -27,7 +27,7 @@ STUDY_FILES = ("study.json", "results.json", "trials.json")
 MAX_PICTURE = 400_000
 """Bytes of a picture within the page; larger ones only lie beside it."""
 MAX_PIXELS = 50_000_000
-NO_FACTS = ("title", "note", "notes")
+LONG_TEXTS = ("title", "note", "notes")
 """Fields of a record with long texts."""
 
 
@@ -187,7 +187,7 @@ def _add_outcome(study: StudySection, path: Path, record: Record) -> None:
     study.facts = {
         name.replace("_", " "): format_value(value)
         for name, value in known.items()
-        if isinstance(value, str | int | float) and value != "" and name not in NO_FACTS
+        if isinstance(value, str | int | float) and value != "" and name not in LONG_TEXTS
     }
     for name, rows in record.items():
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
