@@ -1,6 +1,7 @@
 """The inputs of an evaluation: a run's networks, a dataset, and options."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,7 +18,7 @@ from deepbregman.data.folders import list_folder, quote_some
 from deepbregman.data.images import FileImages, group_identical
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
-from deepbregman.errors import UserError, notify
+from deepbregman.errors import Notice, UserError, notify
 from deepbregman.files import refuse_link
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run, now
@@ -152,11 +153,10 @@ def _warn_of_training(run: Run, trained_on: str, source: Source, name: str) -> N
         place < len(images) for group in groups if group[-1] >= len(images) for place in group
     )
     if found:
-        warnings.warn(
+        notify(
             f"{found:,} of the {len(images):,} test images of {name!r} are among those that "
             f"{run.path} was trained on, without labels; for a strict test, set images aside "
             "before pretraining",
-            Notice,
             stacklevel=3,
         )
 
