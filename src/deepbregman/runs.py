@@ -255,9 +255,11 @@ class Run:
     def open(cls, path: Path) -> "Run":
         """Open a run folder that was made before."""
         if not is_run(path):
+            inside = sorted(str(folder.parent) for folder in path.glob("*/config.toml"))
+            named = f"it holds the run{'s' * (len(inside) > 1)} {', '.join(inside[:5])}"
             raise UserError(
-                f"{path} is not a run folder: it has no config.toml; name the folder that "
-                "`deepbregman pretrain` printed"
+                f"{path} is not a run folder: it has no config.toml; "
+                + (named if inside else "name the folder that `deepbregman pretrain` printed")
             )
         return cls(path)
 

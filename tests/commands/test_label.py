@@ -223,13 +223,11 @@ def test_a_classifier_that_guesses_is_no_success(run, tmp_path):
     (words,) = _find_surprises(guessing)
     assert "right in 50.0 % of the cases, no more often than the most frequent label" in words
     assert "for all (50.0 %)" in words
-    assert "--balanced" in words
     # With --balanced the mean over the classes counts.
     assert not list(_find_surprises(replace(guessing, is_balanced=True)))
     unfair = replace(guessing, is_balanced=True, judged=[chosen._replace(balanced=45.0)])
     (words,) = _find_surprises(unfair)
     assert "45.0 %" in words
-    assert "--balanced" not in words
     # The best of several looks better than it is: what is expected of it counts.
     less = found.expected._replace(value=48.0)
     for balanced in (False, True):

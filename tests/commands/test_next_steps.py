@@ -178,3 +178,9 @@ def test_a_run_that_exists_is_answered_before_torch_is_loaded(short_run, words, 
     assert found == code
     assert expected in said
     assert "torch" not in imported
+
+
+def test_the_folder_of_runs_names_them(command, run_on_photos):
+    code, _, err = command("explore", "runs", "--out", "m.html")
+    assert code == 2
+    assert "runs is not a run folder: it has no config.toml; it holds the run runs/mine" in err

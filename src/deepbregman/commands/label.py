@@ -239,7 +239,8 @@ def show(found: "Labelling", console: Console) -> None:
         which = " with two labels or more" * (1 in found.class_sizes)
         say(console, f"as the mean over the classes{which}: {_describe(found.expected_balanced)}")
         if found.expected_balanced.value < found.expected.value and not found.is_balanced:
-            say(console, "if rare classes matter as much as common ones, add --balanced")
+            words = "if rare classes matter as much as common ones, add --balanced"
+            say(console, f"{words}; usually more labels are wrong then in all")
     if found.is_balanced and found.expected.value < found.guess.accuracy:
         words = "the most frequent label for all would be right more often"
         cost = f"{words} ({found.guess.accuracy:.1f} %)"
@@ -280,8 +281,6 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
         label for label, given in zip(found.labels, found.given.tolist(), strict=True) if not given
     }
     others = "" if found.is_balanced else "add --balanced, or "
-    rare = "; --balanced finds more of rare classes, but more labels are wrong in all"
-    rare *= not found.is_balanced
     chosen, guess = found.judged[0], found.guess
     reached, expected, guessed = (
         (chosen.balanced, found.expected_balanced, guess.balanced)
@@ -299,7 +298,7 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
         yield (
             f"the classifier is right in {reached:.1f} % of the cases{mean}, no more often than "
             f"the most frequent label for all ({guessed:.1f} %), so do not trust the labels yet; "
-            f"label more images, or train longer{rare}"
+            "label more images, or train longer"
         )
     folded = Counter(name.casefold() for name in found.classes)
     for word in sorted(word for word, count in folded.items() if count > 1):
