@@ -54,7 +54,8 @@ class ReportedElsewhere(Exception):
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known word closest to ``word``, or nothing."""
-    matches = difflib.get_close_matches(word, list(known), n=1)
+    # A program may give anything, such as a torch.device for an accelerator.
+    matches = difflib.get_close_matches(str(word), list(known), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,54 @@ def test_a_run_whose_images_have_moved_is_told_where_to_name_them(command, run_o
     code, _, err = command("explore", "runs/mine", "--data", "nothing", "--out", "m.html")
     assert code == 2
     assert "moved" not in err
+
+
+def test_who_continues_a_run_is_not_sent_to_an_option_that_is_refused(
+    command, run_on_photos, monkeypatch
+):
+    """A resumed run keeps its images, so --data is refused."""
+    started = Path.cwd()
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    code, _, err = command("pretrain", "--resume", "../runs/mine")
+    assert code == 2
+    assert f"../runs/mine names it as seen from {started}: start the command there" in err
+    assert "--data" not in err
+    monkeypatch.chdir(started)
+    Path("photos").rename("archive")
+    code, _, err = command("pretrain", "--resume", "runs/mine")
+    assert code == 2
+    assert "if it has moved since runs/mine was trained, move it back" in err
+    assert "--data" not in err
+
+
+@pytest.mark.parametrize("source", ["custom", "imagenet"])
+def test_data_that_no_path_names_has_not_moved(command, short_config, tmp_path, source):
+    config = override(short_config, {"data.source": source, "data.root": str(tmp_path)})
+    run = Run.create(tmp_path / "run", config, collect_provenance("cpu"))
+    code, _, err = command("evaluate", run.path)
+    assert code == 2
+    assert f"data.source {'is ' * (source == 'custom')}'{source}'" in err
+    assert "moved" not in err
+
+
+@pytest.mark.parametrize("kind", ["shards", "emptied"])
+def test_a_run_whose_images_are_no_folder_of_files_now_is_evaluated(command, run_on_photos, kind):
+    """Whether test images were trained on is then not known, and no reason to stop."""
+    for index in range(10):
+        place = Path("sorted", ("cats", "dogs")[index % 2], f"{index}.png")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (index, 0, 0)).save(place)
+    short = {"training.epochs": 0, "data.image_size": 8}
+    run = pretrain(override(run_on_photos.config, short), run=Path("runs/trained"))
+    image = Path("photos/1.png")
+    if kind == "shards":
+        with tarfile.open("photos/0.tar", "w") as shard:
+            shard.add(image)
+    image.unlink()
+    words = ("--protocol", "knn", "--accelerator", "cpu", "--data", "sorted")
+    code, _, err = command("evaluate", run.path, *words)
+    assert code == 0, err
 
 
 def test_test_images_that_were_trained_on_are_told_of(command, run_on_photos, monkeypatch):

@@ -199,6 +199,12 @@ def test_gpus_are_taken_in_their_order(asked, current, others, monkeypatch):
     assert [device.index for device in rest] == others
 
 
+@pytest.mark.parametrize("asked", [torch.device("cpu"), None, "gpu"])
+def test_an_accelerator_that_is_none_is_refused(asked):
+    with pytest.raises(UserError, match=r"accelerator .* is not one of auto, cpu, cuda"):
+        pick_devices(asked, 1)
+
+
 def test_more_gpus_than_there_are_is_refused(monkeypatch):
     make_gpus(2, monkeypatch)
     with pytest.raises(UserError, match=r"devices is 3: this process sees 2 GPUs"):

@@ -66,31 +66,39 @@ def open_images(
     )
 
 
-def check_dataset(config: Config, data: str | Path | None = None, run: Path | None = None) -> None:
+def check_dataset(
+    config: Config,
+    data: str | Path | None = None,
+    run: Path | None = None,
+    *,
+    resuming: bool = False,
+) -> None:
     """Refuse a wrong dataset before torch is loaded, which takes seconds.
 
     Args:
         data: a dataset instead of that of the configuration.
         run: a run whose dataset it is: it may be looked at from another folder.
+        resuming: the run goes on with its own dataset, so that none may be named instead.
     """
     from deepbregman.data import check_source
+    from deepbregman.data.datasets import DATASETS
 
     spec = config.data.source if data is None else str(data)
     try:
         check_source(spec, Path(config.data.root))
     except UserError as error:
-        if data is not None or run is None or Path(spec).exists():
+        is_path = spec != "custom" and spec not in DATASETS
+        if data is not None or run is None or not is_path or Path(spec).exists():
             raise
-        raise UserError(f"{error}; {_find_again(Path(spec), run)}") from None
+        raise UserError(f"{error}; {_find_again(Path(spec), run, resuming)}") from None
 
 
-def _find_again(data: Path, run: Path) -> str:
+def _find_again(data: Path, run: Path, resuming: bool) -> str:
     """Say how to reach a run's dataset, which is not where its configuration has it."""
     for folder in run.resolve().parents[:3]:  # as runs/mine, runs/mine/best or mine
         if not data.is_absolute() and (folder / data).exists():
-            place = Path(os.path.relpath(folder / data))
-            return (
-                f"{run} names it as seen from {folder}: start the command there, or look at the "
-                f"images with --data {shlex.quote(str(place))}"
-            )
-    return f"if it has moved since {run} was trained, give its new place with --data"
+            place = shlex.quote(os.path.relpath(folder / data))
+            other = "" if resuming else f", or look at the images with --data {place}"
+            return f"{run} names it as seen from {folder}: start the command there{other}"
+    fix = "move it back" if resuming else "give its new place with --data"
+    return f"if it has moved since {run} was trained, {fix}"

@@ -216,7 +216,7 @@ def resume(
             "that: leave the argument out; for other images, start a new run"
         )
     if source is None and data is None:
-        check_dataset(config, run=folder)
+        check_dataset(config, run=folder, resuming=True)
     number = _count_processes(devices, accelerator)
     if must_start_processes(number, nodes):
         _start_processes(number or 1, nodes or 1, folder, [])

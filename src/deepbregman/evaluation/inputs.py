@@ -143,12 +143,15 @@ def _warn_of_training(run: Run, trained_on: str, source: Source, name: str) -> N
     images, folder = source.known_test.images, expand_home(Path(trained_on))
     if trained_on in DATASETS or not isinstance(images, FileImages) or not folder.is_dir():
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # they were told when it was trained
-        files = list_folder(folder).train
-    if files.labels is not None or len(files.paths) + len(images) > _MOST_COMPARED:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Notice)  # they were told when it was trained
+            files = list_folder(folder).train
+        if files.labels is not None or len(files.paths) + len(images) > _MOST_COMPARED:
+            return
+        groups = group_identical(images, FileImages(tuple(files.paths), images.side))
+    except (OSError, UserError):  # it holds shards, or has changed since: no reason to stop
         return
-    groups = group_identical(images, FileImages(tuple(files.paths), images.side))
     found = sum(
         place < len(images) for group in groups if group[-1] >= len(images) for place in group
     )
