@@ -52,6 +52,8 @@ def test_a_verb_that_looks_at_images_says_that_the_run_is_not_finished(
         ("classes", "evaluate"),
         ("half labelled", "explore"),
         ("labelled.npz", "evaluate"),
+        ("with val.npz", "evaluate"),
+        ("half labelled.npz", "explore"),
         ("plain.npz", "explore"),
         ("gone", "evaluate"),
     ],
@@ -60,13 +62,11 @@ def test_only_data_with_labels_are_to_be_evaluated(short_config, tmp_path, kind,
     images = np.zeros((4, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "plain.npz", train_images=images)
     labels = np.array([0, 0, 1, 1])
-    np.savez(
-        tmp_path / "labelled.npz",
-        train_images=images,
-        train_labels=labels,
-        test_images=images,
-        test_labels=labels,
-    )
+    train = {"train_images": images, "train_labels": labels}
+    test, val = ({f"{n}_images": images, f"{n}_labels": labels} for n in ("test", "val"))
+    np.savez(tmp_path / "labelled.npz", **train, **test)
+    np.savez(tmp_path / "with val.npz", **train, **val)
+    np.savez(tmp_path / "half labelled.npz", **train, **val, test_images=images)
     folders = ("flat", "classes/a", "classes/b")
     for folder in (
         *folders,

@@ -264,7 +264,8 @@ def has_labels(spec: str) -> bool:
         return index_stored(path).train.labels is not None
     if path.suffix.lower() == ".npz":
         with open_npz(path) as arrays:
-            return {"train_labels", "test_labels"} <= arrays.keys
+            test = "test" if "test_images" in arrays.keys else "val"  # as in open_archive
+            return {"train_labels", f"{test}_images", f"{test}_labels"} <= arrays.keys
     return all(files.labels is not None for files in list_folder(path).splits.values())
 
 
