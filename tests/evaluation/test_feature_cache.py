@@ -118,6 +118,22 @@ def test_those_of_whole_images_are_not_taken_for_those_of_patches(loaded, split,
     assert cache.read(split.images) is not None
 
 
+def test_those_of_another_user_are_read(loaded, split, passes, monkeypatch):
+    """A run that one may read, but not change: the time of its files stays as it is."""
+    look(loaded, split)
+    cache = loaded.cache
+    kept = cache.keep("map", lambda: torch.zeros(2), b"a part")
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(f"{path} belongs to another user")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    look(loaded, split)
+    assert passes == [5]
+    assert torch.equal(cache.keep("map", lambda: torch.ones(2), b"a part"), kept)
+    assert cache.keep("map", lambda: torch.ones(2), b"another part").all()
+
+
 def test_those_of_other_weights_are_deleted(loaded, split):
     look(loaded, split)
     (before,) = files(loaded)

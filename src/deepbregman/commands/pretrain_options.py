@@ -205,7 +205,7 @@ def read_settings(folder: Path, config: Config, request: AutoRequest | None) -> 
 
 def say_short(run: Run, config: Config) -> str:
     """Say that more epochs improve the result; empty if they bring little, or it is not known."""
-    enough = run.provenance().get("enough_epochs", 0)
+    enough = run.provenance().get("enough_epochs") or 0
     is_short = 0 < config.training.epochs < LONG_ENOUGH * enough
     if not is_short or config.data.source == "custom":  # no command can name that
         return ""

@@ -50,6 +50,11 @@ def must_be_decoded(images: Images) -> bool:
     return False
 
 
+def _mark_used(path: Path) -> None:
+    with suppress(OSError):  # the run may belong to another user
+        os.utime(path)
+
+
 @dataclass(frozen=True)
 class FeatureCache:
     """The cached features of a run's networks."""
@@ -79,9 +84,9 @@ class FeatureCache:
         path = self._path(images)
         try:
             state = checkpoints.load(path, self.device) if path.is_file() else {}
-            os.utime(path)  # it was used
         except (OSError, UserError):  # damaged, or deleted by another process
             return None
+        _mark_used(path)
         tensors = {name: part for name, part in state.items() if isinstance(part, Tensor)}
         if any(len(part) != len(images) for part in tensors.values()):
             return None
@@ -109,7 +114,7 @@ class FeatureCache:
         with suppress(OSError, UserError):  # damaged, or deleted by another process
             found = checkpoints.load(path).get(name) if path.is_file() else None
             if isinstance(found, Tensor):
-                os.utime(path)  # it was used
+                _mark_used(path)
                 return found
         computed = compute()
         with suppress(OSError):
