@@ -1,17 +1,20 @@
 """Pretraining without a recipe: settings are chosen, printed and written."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from deepbregman.commands import job
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe
 from deepbregman.errors import Notice, UserError
 from deepbregman.runs import Run
 from deepbregman.terminal import parse_duration
+from deepbregman.training.faults import Fault
 
 QUICK = ("--training.no-tensorboard", "--encoder.projection-hidden", 16, "--accelerator", "cpu")
 SMALL = ("--encoder.name", "small")
@@ -178,6 +181,27 @@ def test_a_complete_run_says_that_more_epochs_improve_the_result(command, photos
         assert code == 0
         assert f"run {run} is complete: 4 epochs trained" in out
         assert out.count(f"up to 800 epochs improve the result: {again}") == 1
+
+
+def test_a_record_that_cannot_be_written_ends_all_processes(photos, tmp_path, monkeypatch):
+    """What only process 0 writes is written together: the others must not wait for it forever."""
+    together: list[str] = []
+
+    def run_together(fabric: object, work: Callable[[], object]) -> object:
+        together.append("begin")
+        try:
+            return work()
+        finally:
+            together.append("end")
+
+    def fail(run: Run, epochs: int) -> None:
+        assert together[-1] == "begin"
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(job, "run_together", run_together)
+    monkeypatch.setattr(Run, "keep_enough", fail)
+    with pytest.raises(Fault, match="no space left"), pytest.warns(Notice, match="too few"):
+        pretrain("auto", data=photos, run=tmp_path / "run", budget="9s", accelerator="cpu")
 
 
 def test_photos_in_the_place_of_a_run_are_not_to_be_removed(command, photos):

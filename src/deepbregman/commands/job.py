@@ -121,10 +121,14 @@ def train_run(
         before = Run(folder) if resuming else None
         sharing = run_together(fabric, lambda: describe_sharing(config, fabric.world_size, before))
         job, num_held_out = _assemble(config, source, fabric, folder, resuming, parts)
-        if not resuming:
-            run_together(fabric, hold)
+
+        def begin() -> None:
+            hold()
             if enough and fabric.is_global_zero:
                 job.run.keep_enough(enough)
+
+        if not resuming:
+            run_together(fabric, begin)
         for note in (*job.notes, *find_surprises(config)):
             tell(note)
         for words in (*describe_job(job, source, num_held_out, start, resuming), *sharing):
