@@ -1,8 +1,11 @@
+import ctypes
 import faulthandler
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -91,6 +94,61 @@ def test_second_interrupt_stops_at_once(handlers):
         interrupted_twice()
     assert received == [signal.SIGINT]
     assert installed() == handlers
+
+
+class Wait(ctypes.Structure):
+    """What poll of the C library waits for."""
+
+    _fields_ = (("file", ctypes.c_int), ("events", ctypes.c_short), ("found", ctypes.c_short))
+
+
+def wait_in_c(file: int, milliseconds: int) -> bool:
+    """Wait for something to read, without Python in between, as a long call of torch."""
+    wait = Wait(file, 1, 0)
+    return ctypes.CDLL(None).poll(ctypes.byref(wait), 1, milliseconds) == 1
+
+
+@contextmanager
+def reading_errors() -> Iterator[int]:
+    """Give a file from which standard error can be read at once."""
+    reading, writing = os.pipe()
+    kept = os.dup(2)
+    os.dup2(writing, 2)
+    try:
+        yield reading
+    finally:
+        os.dup2(kept, 2)
+        for file in (reading, writing, kept):
+            os.close(file)
+
+
+def send_from_a_thread(number: signal.Signals) -> None:
+    """The system may hand a signal to any thread; Python's handler waits for the main one."""
+    threading.Timer(0.05, lambda: signal.pthread_kill(threading.get_ident(), number)).start()
+
+
+def test_ctrl_c_is_answered_before_a_long_call_ends():
+    with reading_errors() as errors:
+        with watch_signals(announce=True) as received:
+            send_from_a_thread(signal.SIGINT)
+            answered = wait_in_c(errors, 5_000)
+        words = os.read(errors, 1000).decode()
+    assert answered
+    assert received == [signal.SIGINT]
+    assert words == "\nsaving after this step; Ctrl-C again stops at once\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [(signal.SIGTERM, {}), (signal.SIGINT, {"has_nothing_to_save": lambda: True})],
+)
+def test_only_a_ctrl_c_that_saves_is_answered(number, options):
+    with reading_errors() as errors:
+        with suppress(StoppedAtOnce), watch_signals(announce=True, **options):
+            send_from_a_thread(number)
+            wait_in_c(errors, 500)
+        assert not wait_in_c(errors, 0)
+    assert signal.set_wakeup_fd(-1) == -1  # as it was before
 
 
 def test_termination_may_be_asked_for_twice():

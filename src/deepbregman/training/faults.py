@@ -3,8 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -78,17 +78,47 @@ def watch_signals(
         received.append(number)
         if has_nothing_to_save():
             raise StoppedAtOnce(number)
-        if announce and number == signal.SIGINT:
-            with suppress(OSError):  # print() is not safe in a signal handler
-                os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = {number: signal.signal(number, receive) for number in list_stopping_signals()}
     try:
-        yield received
+        with _answer_at_once(before, has_nothing_to_save) if announce else nullcontext():
+            yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _answer_at_once(
+    watched: Collection[int], has_nothing_to_save: Callable[[], bool]
+) -> Iterator[None]:
+    """Confirm a Ctrl-C, if it is the first of the watched signals, from a thread.
+
+    Python's own handlers wait until a call of C code has ended, and the backward pass of a large
+    batch takes minutes on a CPU.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def answer() -> None:
+        while (number := os.read(reading, 1)[0]) not in (0, *watched):  # 0 is the end
+            pass
+        if number == signal.SIGINT and not has_nothing_to_save():
+            with suppress(OSError):  # standard error is closed
+                os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.write(writing, b"\0")
+        thread.join()
+        os.close(reading)
+        os.close(writing)
 
 
 def name_resume(config: Config, folder: Path) -> str:
