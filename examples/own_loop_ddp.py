@@ -63,6 +63,7 @@ def main() -> None:
         if rank == 0:
             print(f"step {step + 1}: loss {loss.item():.4f}")
     if together:
+        del network  # before its group: torch may otherwise wait forever for the group's thread
         dist.destroy_process_group()
 
 

@@ -43,6 +43,9 @@ def main(path: str) -> None:
     torch.save({"losses": losses.detach(), "gradients": gradients}, f"{path}.{rank}")
     if together:
         refuse_other_rows(rank)
+        # Freed by the wrapper, which holds Python's lock, the group may wait forever for a thread
+        # of its own that wants the lock (seen once with torch 2.11).
+        del trained
         dist.destroy_process_group()
 
 
