@@ -110,8 +110,16 @@ def evaluate(
     from deepbregman.evaluation.inputs import Evaluation
     from deepbregman.evaluation.protocols import run_protocols
 
-    shown = console or Console(quiet=True), progress or ignore_progress
-    evaluation = Evaluation(opened, options, accelerator, source, encoder, *shown, devices)
+    evaluation = Evaluation(
+        opened,
+        options,
+        accelerator,
+        source,
+        encoder,
+        console=console or Console(quiet=True),
+        progress=progress or ignore_progress,
+        devices=devices,
+    )
     return run_protocols(evaluation)
 
 

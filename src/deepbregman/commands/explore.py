@@ -114,7 +114,7 @@ def explore(
         write_parquet(out, page, pixels)
     else:
         wanted = [] if found.given is None else found.given.wanted
-        places = [place for place, is_so in enumerate(wanted) if is_so][:MOST_LARGE]
+        places = [place for place, is_wanted in enumerate(wanted) if is_wanted][:MOST_LARGE]
         pictures = found.gallery.pictures(places, LARGE_SIDE)
         larger = {place: each for place, each in pictures.items() if max(each.shape) > side}
         page = page._replace(large=draw_large(larger))
@@ -179,7 +179,9 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
     labels: dict[int, str] = {}
     suggested: tuple[int, ...] = ()
     if given is not None:
-        suggested = tuple(place for place, is_so in enumerate(given.suggested) if is_so)
+        suggested = tuple(
+            place for place, is_suggested in enumerate(given.suggested) if is_suggested
+        )
         pairs = enumerate(zip(given.labels, given.by_user, strict=True))
         labels = {place: label for place, (label, known) in pairs if known and label is not None}
     facts = (f"{len(found.names):,} images of {data}", f"run {run.path}", f"by {found.map_method}")

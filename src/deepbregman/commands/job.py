@@ -180,8 +180,15 @@ def _choose_settings(
         kept, _ = run_together(fabric, lambda: split_for_monitor(opened.train, sized))
         images = select_images(opened, kept, labelled=sized.objective.needs_labels)
         num_classes = 0 if opened.train.labels is None else len(opened.classes or ())
-        machine = on_gpu, fabric.world_size, count_cpus(find_process().local_processes)
-        facts = Facts(len(images), side, num_classes, *machine, request.budget)
+        facts = Facts(
+            num_images=len(images),
+            side=side,
+            num_classes=num_classes,
+            on_gpu=on_gpu,
+            processes=fabric.world_size,
+            cpus=count_cpus(find_process().local_processes),
+            budget=request.budget,
+        )
 
         def measure(tried: Config, seconds: float) -> float:
             own, processes = parts.own or OwnParts(), fabric.world_size

@@ -233,14 +233,14 @@ def show(found: "Labelling", console: Console) -> None:
         "images if you chose these at random",
     )
     if found.expected.high - found.expected.low > WIDE:
-        words = "with 4 times as many labels, drawn at random, it is half as wide"
+        words = "with 4 times as many labels, drawn at random, it is about half as wide"
         say(console, f"the interval is wide; {words}")
     if is_uneven:
         which = " with two labels or more" * (1 in found.class_sizes)
         say(console, f"as the mean over the classes{which}: {_describe(found.expected_balanced)}")
         if found.expected_balanced.value < found.expected.value and not found.is_balanced:
             words = "if rare classes matter as much as common ones, add --balanced"
-            say(console, f"{words}; usually more labels are wrong then in all")
+            say(console, f"{words}; in all, more labels are then usually wrong")
     if found.is_balanced and found.expected.value < found.guess.accuracy:
         words = "the most frequent label for all would be right more often"
         cost = f"{words} ({found.guess.accuracy:.1f} %)"

@@ -97,8 +97,8 @@ class Pretraining:
         several = fabric.world_size > 1
         self.steps_per_epoch = count_steps(config, len(images), fabric.world_size)
         shards = images.shards if isinstance(images, FileImages) else None
-        place = fabric.device, fabric.global_rank, fabric.world_size
-        self.share = BatchShare(config, len(images), *place, shards)
+        rank, world_size = fabric.global_rank, fabric.world_size
+        self.share = BatchShare(config, len(images), fabric.device, rank, world_size, shards)
         there = Run.open(self.run.path) if resume else None
         found = None if there is None else checkpoints.find_checkpoint(there)
         if found is not None:
@@ -182,8 +182,14 @@ class Pretraining:
         writer = run_together(self.fabric, lambda: events() if writes else None)
         console = console or Console(quiet=True)
         warn = partial(notify, stacklevel=4)
-        length = settings.epochs, self.steps_per_epoch, settings.knn_every
-        display = Display(console, *length, self.step_module.weights, warn if warns else None)
+        display = Display(
+            console,
+            epochs=settings.epochs,
+            steps_per_epoch=self.steps_per_epoch,
+            report_every=settings.knn_every,
+            weights=self.step_module.weights,
+            tell=warn if warns else None,
+        )
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         announce = self.fabric.is_global_zero and not console.quiet
