@@ -58,7 +58,7 @@ def test_photographs_from_a_table(command, run, tmp_path):
     )
     assert (code, err) == (0, "")
     assert "expected accuracy" in said
-    assert "the interval is wide; with 4 times as many labels, drawn at random, it is half" in said
+    assert "with 4 times as many labels, drawn at random, it is about half" in said
     with out.open(newline="") as file:
         rows = {row["image"]: row for row in csv.DictReader(file)}
     assert len(rows) == 30
