@@ -8,9 +8,9 @@ Every arm has the same images, the same work and the same seed. ``auto`` plans i
 budget, or takes ``--epochs``: then the result does not depend on what else the machine does. The
 arms of the grid are its configuration with one change each, and as many epochs. Where the change
 makes an epoch dearer or cheaper, the length is in proportion: to the measured times of the two
-with a budget, to the passes through the encoder with ``--epochs``. ``best`` is the recipe as it is,
-cut to the same work, but not below one epoch. All are judged by a linear classifier on test images,
-so the grid's best is an optimistic value: it is chosen by them.
+with a budget, to the pixels that pass through the encoder with ``--epochs``. ``best`` is the recipe
+as it is, cut to the same work where it would take more, but not below one epoch. All are judged by
+a linear classifier on test images, so the grid's best is an optimistic value: it is chosen by them.
 """
 
 import json
@@ -142,7 +142,7 @@ def measure(
             """Return how many epochs of a configuration cost as much as one of auto."""
             if epochs is None or config.encoder != auto.encoder:
                 return seconds(auto) / seconds(config)
-            return _count_passes(auto) / _count_passes(config)
+            return _count_work(auto) / _count_work(config)
 
         grid = [
             (name, override(auto, changes))
@@ -150,14 +150,15 @@ def measure(
             if name in arms or not arms
         ]
         if best:
-            sized = {"data.image_size": auto.data.image_size}
-            grid.append(("best", override(load_recipe("best"), sized)))
+            grid.append(("best", load_recipe("best")))
         for name, config in grid:
             if name in done:
                 continue
             try:
-                if _cost(config) != _cost(auto):
+                if name == "best" or _cost(config) != _cost(auto):
                     as_long = max(1, round(auto.training.epochs * compare(config)))
+                    if name == "best":
+                        as_long = min(as_long, config.training.epochs)
                     lengths = {
                         "training.epochs": as_long,
                         "optimiser.warmup_epochs": round(min(10.0, 0.05 * as_long), 2),
@@ -200,10 +201,11 @@ def _cost(config: Config) -> tuple[Any, ...]:
     return config.encoder, config.divergence.weight > 0.0, *size
 
 
-def _count_passes(config: Config) -> int:
-    """Count the passes of an image through the encoder; one backward costs as much as two."""
+def _count_work(config: Config) -> int:
+    """Count the pixels that pass through the encoder; one backward costs as much as two forward."""
     weak = config.weak_views if config.divergence.weight > 0.0 else None
-    return 3 * config.views.num_views + (0 if weak is None else weak.num_views)
+    passes = 3 * config.views.num_views + (0 if weak is None else weak.num_views)
+    return passes * config.data.image_size**2
 
 
 def _fields(config: Config) -> Row:
