@@ -1,5 +1,6 @@
 """Fine-tuning: order, augmentation, schedule, and stopping without a trace."""
 
+import os
 import signal
 from dataclasses import replace
 
@@ -90,6 +91,13 @@ def test_photographs_come_as_they_are(data, workers):
                 stored = np.asarray(file).transpose(2, 0, 1) / 255.0
             torch.testing.assert_close(image, torch.from_numpy(stored).float())
             assert objects.labels.tolist() == [index]
+
+
+def test_no_more_workers_than_processors(data, monkeypatch, recwarn):
+    """Torch warns of more, twice for each detector."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    list(load_batches(data, [[0]], CPU, workers=4))
+    assert [str(one.message) for one in recwarn if "worker" in str(one.message)] == []
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -85,6 +85,20 @@ def test_a_wide_interval_does_not_hide_the_means():
     assert "beyond 6 points" in figure.caption
 
 
+def test_many_differences_are_told_apart():
+    """The issue's arms have nine differences, and there are seven colours."""
+    pairs = [
+        {"arm": f"arm{place}", "against": "simclr", "mean": 1.0, "deviation": None, "n": 1}
+        | {"interval": None, "over_images": [0.5, 1.5]}
+        for place in range(9)
+    ]
+    found = [quantity("linear", "cached features", "top1", differences=pairs)]
+    figure = draw_differences({"arms": ["simclr"], "quantities": found})
+    dots = figure.spec["layer"][-1]["encoding"]
+    looks = zip(dots["color"]["scale"]["range"], dots["shape"]["scale"]["range"], strict=True)
+    assert len(set(looks)) == 9
+
+
 def test_bars_in_names_do_not_break_a_table():
     table = Table("key", "A title", "a|b", ("c|d",), ())
     assert r"| a\|b | c\|d |" in to_markdown(table)

@@ -180,7 +180,8 @@ class Evaluation:
     devices: int | str = 1
     """How many compute features, or ``all``."""
     references: bool = True
-    """Also measure raw pixels and guessing. Studies do not: their runs share one dataset."""
+    """Also measure what needs no run: raw pixels, guessing, and in transfer random weights. Studies
+    do not, or only once: their runs share one dataset."""
     _data_changed: bool | None = field(default=None, init=False)
     """Whether the run's own dataset has changed since pretraining."""
 

@@ -302,7 +302,9 @@ def transfer(evaluation: Evaluation) -> list[Record]:
     Its images are resized to the size of the run's.
     """
     labelled, epochs = evaluation.labelled, evaluation.options.epochs or EPOCHS
-    starts = {"fine-tuned": from_encoder, "supervised": from_scratch}
+    starts: dict[str, Start] = {"fine-tuned": from_encoder}
+    if evaluation.references:
+        starts["supervised"] = from_scratch
     variant, seeds = "linear, cached features", []
     for seed in evaluation.options.each_seed:
         settings = describe_part(labelled, labelled.source.train, variant, seed, {})

@@ -31,6 +31,8 @@ DASHES: tuple[list[int], ...] = ([1, 0], [6, 3], [2, 2])
 """Line patterns: an arm whose colour repeats takes the next one."""
 PLAIN = "~r"
 """Format of an axis: 20 and 0.001; a logarithmic one would say 2e+1 by itself."""
+SHAPES = ("circle", "square", "triangle-up")
+"""Dots: an arm whose colour repeats takes the next one."""
 WIDTH = 460
 """Width of a chart in a file, in pixels before scaling; on the page it fills its container."""
 FIGURE_KINDS = ("svg", "png", "pdf")
@@ -116,8 +118,25 @@ def encode_arm(places: Mapping[str, int]) -> "alt.Color":
     import altair as alt
 
     scale = alt.Scale(domain=list(places), range=[colour(place) for place in places.values()])
-    legend = alt.Legend(title=None, orient="bottom", columns=3, labelLimit=240, symbolOpacity=1)
-    return alt.Color("arm:N", scale=scale, legend=legend)
+    return alt.Color("arm:N", scale=scale, legend=_list_arms())
+
+
+def _list_arms() -> "alt.Legend":
+    """Make the legend of arms; two channels with the same one share it."""
+    import altair as alt
+
+    return alt.Legend(title=None, orient="bottom", columns=3, labelLimit=240, symbolOpacity=1)
+
+
+def encode_shape(places: Mapping[str, int]) -> "alt.Shape | str":
+    """Encode the arm as the shape of its dot where colours repeat; else every dot is a circle."""
+    import altair as alt
+
+    turns = [place // len(PALETTE) for place in places.values()]
+    if not any(turns):
+        return SHAPES[0]
+    scale = alt.Scale(domain=list(places), range=[SHAPES[turn % len(SHAPES)] for turn in turns])
+    return alt.Shape("arm:N", scale=scale, legend=_list_arms())
 
 
 def highlight_arm(shown: float = 1.0) -> Any:
@@ -292,7 +311,7 @@ def draw_dots(
     words: Mapping[str, str],
     *,
     unit: str = "%",
-    shape: str = "circle",
+    shape: "alt.Shape | str" = SHAPES[0],
     arms: Sequence[str] = (),
     levels: Sequence[Record] = (),
     runs: Sequence[Record] = (),
@@ -326,8 +345,11 @@ def draw_dots(
         base.mark_rule(strokeWidth=2).encode(
             x=alt.X("low:Q"), x2="high:Q", opacity=highlight_arm(0.55)
         ),
-        base.mark_point(filled=True, size=70, shape=shape).encode(
-            x=x, opacity=highlight_arm(), tooltip=make_tooltip(words)
+        base.mark_point(filled=True, size=70).encode(
+            x=x,
+            shape=alt.ShapeValue(shape) if isinstance(shape, str) else shape,
+            opacity=highlight_arm(),
+            tooltip=make_tooltip(words),
         ),
     ]
     if runs:
@@ -368,6 +390,7 @@ def draw_measures(
         "measure",
         encode_arm(places),
         {"arm:N": "arm", "measure:N": "measure", "shown:N": "mean ± deviation"},
+        shape=encode_shape(places),
         arms=list(places),
         runs=runs,
         printed=printed,

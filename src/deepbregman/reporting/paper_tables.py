@@ -2,12 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from deepbregman.files import replace_file, write_csv
 from deepbregman.runs import Record
 
-from .charts import Figure, draw_dots, encode_arm, make_difference_point, save_chart, slug, specify
+from .charts import (
+    Figure,
+    draw_dots,
+    encode_arm,
+    encode_shape,
+    make_difference_point,
+    save_chart,
+    slug,
+    specify,
+)
 from .grid_charts import format_seeds
 from .published import CAVEAT, find_published
 from .records import Measure
@@ -271,10 +279,17 @@ def draw_differences(results: Record, prefix: str = "") -> Figure | None:
     for point in points:
         point["low"], point["high"] = max(point["low"], -reach), min(point["high"], reach)
     names = list(dict.fromkeys(point["arm"] for point in points))
-    colour: Any = encode_arm({name: place for place, name in enumerate(names)})
+    places = {name: place for place, name in enumerate(names)}
     words = {"arm:N": "arms", "measure:N": "quantity", "shown:N": "difference"}
     chart = draw_dots(
-        points, "measure", colour, words, unit="points", arms=names, levels=[{"value": 0}]
+        points,
+        "measure",
+        encode_arm(places),
+        words,
+        unit="points",
+        shape=encode_shape(places),
+        arms=names,
+        levels=[{"value": 0}],
     )
     title = "Where is an arm ahead?"
     caption = "points; mean of the differences seed by seed; bar: 95 % interval, of one seed over "

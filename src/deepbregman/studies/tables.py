@@ -130,8 +130,16 @@ class TableEvaluation(EvaluationPlan):
         alone = [[part] for part in missing if part.protocol in TRAINING]
         for parts in filter(None, [together, *alone]):
             options = self.options_for(parts, trial.config, source)
-            own = None if parts[0].protocol == "transfer" else source
-            run_protocols(Evaluation(run, options, self.accelerator, own))
+            transfers = parts[0].protocol == "transfer"
+            run_protocols(
+                Evaluation(
+                    run,
+                    options,
+                    self.accelerator,
+                    source=None if transfers else source,
+                    references=parts[0].from_scratch or not transfers,
+                )
+            )
         return name_top1(
             row for row in run.evaluations() if row["data"] == trial.config.data.source
         )

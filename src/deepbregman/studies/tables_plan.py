@@ -44,8 +44,8 @@ class TableOptions:
     Recipes by name are trained with ResNet-18."""
     protocols: tuple[ClassProtocol, ...] = PROTOCOLS
     """What to measure. transfer goes from each dataset to every other, and ood tells the test
-    images from noise and from the other datasets. supervised is measured with the first arm only,
-    since it is the same for all."""
+    images from noise and from the other datasets. supervised, and what semi and transfer train from
+    random weights, is measured with the first arm only, since it is the same for all."""
     seeds: int = 3
     """Number of seeds."""
     first_seed: int = 0
@@ -173,7 +173,8 @@ def plan_parts(
     for protocol in options.protocols:
         if protocol == "transfer":
             parts += [
-                Part(f"transfer-{name_dataset(other)}", protocol, (other,)) for other in others
+                Part(f"transfer-{name_dataset(other)}", protocol, (other,), is_reference)
+                for other in others
             ]
         elif protocol == "ood":
             parts.append(Part(protocol, protocol, (NOISE, *others)))

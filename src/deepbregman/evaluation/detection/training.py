@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from deepbregman.data import UnreadableImage
 from deepbregman.data.batches import ignore_job_signals, keep_batch
 from deepbregman.data.decoding import decode_whole, silence_pillow
+from deepbregman.data.memory import count_cpus
 from deepbregman.data.voc import Detections, Objects
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.options import Detect
@@ -87,7 +88,7 @@ def load_batches(
         _Files(data.paths),
         batch_size=None,  # the sampler yields whole batches
         sampler=batches,
-        num_workers=workers,
+        num_workers=min(workers, count_cpus()),
         collate_fn=keep_batch,
         pin_memory=device.type == "cuda",
         worker_init_fn=functools.partial(ignore_job_signals, os.getpid()),
