@@ -218,8 +218,23 @@ def test_nothing_is_cut_off_on_a_narrow_screen(capsys):
     words = " ".join(lines).split()
     for word, times in (("66.25", 6), ("50,000", 2), ("12,811", 2)):
         assert words.count(word) == times
-    Console(width=80).print(draw_evaluation_table([{**rows[0], "metric": m} for m in AP], "title"))
-    assert "…" not in capsys.readouterr().out
+
+
+def test_many_metrics_have_a_line_each(capsys):
+    """Four detectors by seven metrics: columns for metrics would be too narrow for their words."""
+    trunks = ("C4, pretrained", "C4, random", "FPN, pretrained", "FPN, random")
+    common = {"protocol": "detect", "data": "d", "num_train": 60, "num_test": 30, "n": 3}
+    rows = [
+        {**common, "variant": variant, "metric": metric, "value": 56.1, "deviation": 1.25}
+        for variant in trunks
+        for metric in AP
+    ]
+    Console(width=80).print(draw_evaluation_tables(rows, "on d"))
+    title, _, head, _, *lines = capsys.readouterr().out.splitlines()
+    assert title.strip() == "on d: 60 images to train on, 30 to test on, 3 seeds"
+    assert [cell.strip() for cell in head.split("┃")[1:-1]] == ["detect", *trunks]
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines[:-1]]
+    assert cells == [[metric, *["56.10 ± 1.25"] * 4] for metric in AP]
 
 
 def test_no_two_training_images_of_a_class(evaluate, run, photos, tmp_path):

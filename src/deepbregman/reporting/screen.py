@@ -17,6 +17,8 @@ from . import grid_charts, grid_tables, searches, tables
 
 METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 """Titles of metrics; any other is titled by its name."""
+MOST_METRICS = 4
+"""A protocol with more, such as detect, has a line for each metric instead of a column."""
 STUDY_METRICS = (*grid_charts.COMPARED, "knn, divergence, k=20")
 
 
@@ -54,7 +56,25 @@ def draw_evaluation_tables(rows: Sequence[Record], title: str) -> Group:
     for row in rows:
         part = "" if row["protocol"] in accurate else row["protocol"]
         parts.setdefault(part, []).append(row)
-    return Group(*(draw_evaluation_table(part, title) for part in parts.values()))
+
+    def draw(part: Sequence[Record]) -> Table:
+        many = len({row["metric"] for row in part}) > MOST_METRICS
+        return (_draw_many_metrics if many else draw_evaluation_table)(part, title)
+
+    return Group(*map(draw, parts.values()))
+
+
+def _draw_many_metrics(rows: Sequence[Record], title: str) -> Table:
+    """Draw a line for each metric, a column for each variant of a protocol."""
+    one = rows[0]
+    title += f": {one['num_train']:,} images to train on, {one['num_test']:,} to test on"
+    title += f", {one['n']} seeds" * (one["n"] > 1)
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        found.setdefault(row["metric"], {})[row["variant"]] = _write_mean(row)
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    lines = [[metric, *(cells.get(v, "") for v in variants)] for metric, cells in found.items()]
+    return draw_rows(title, [one["protocol"], *variants], lines)
 
 
 def draw_evaluation_table(rows: Sequence[Record], title: str) -> Table:
