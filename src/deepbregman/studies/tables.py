@@ -248,10 +248,14 @@ def _begin(plan: TablePlan, device: str) -> None:
 
 
 def collect_results(folder: Path) -> Record:
-    """Summarise the runs of a folder: every quantity by arm, and its paired differences."""
-    record = read_json(folder / FILE)
-    runs = [_read_run(path, record["arms"]) for path in sorted((folder / "runs").glob("*-seed*"))]
+    """Summarise the runs of a folder: every quantity by arm, and its paired differences.
+
+    Runs that were copied there may be of arms that no command on this machine has named.
+    """
+    runs = [_read_run(path) for path in sorted((folder / "runs").glob("*-seed*"))]
     known = [run for run in runs if run is not None]
+    named = read_json(folder / FILE)["arms"]
+    arms = list(dict.fromkeys([*named, *(arm for arm, _, _ in known)]))
     quantities: dict[tuple[str, ...], dict[str, dict[int, Record]]] = {}
     for arm, seed, run in known:
         config, kept = run.config, KeptPredictions(run)
@@ -264,26 +268,24 @@ def collect_results(folder: Path) -> Record:
             found[seed] = {**row, "kept": kept}
     return {
         "study": "tables",
-        "arms": record["arms"],
-        "pairs": [list(pair) for pair in pair_arms(record["arms"])],
+        "arms": arms,
+        "pairs": [list(pair) for pair in pair_arms(arms)],
         "runs": [_describe_run(*run) for run in known],
-        "quantities": [
-            _summarise_quantity(key, found, record["arms"]) for key, found in quantities.items()
-        ],
+        "quantities": [_summarise_quantity(key, found, arms) for key, found in quantities.items()],
         "by_divergence": _compare_measures(quantities),
         "classes": _summarise_classes(known),
         "written": now(),
     }
 
 
-def _read_run(path: Path, arms: Sequence[str]) -> tuple[str, int, Run] | None:
-    """Return arm, seed and run of a folder; None of a run that has not been evaluated."""
+def _read_run(path: Path) -> tuple[str, int, Run] | None:
+    """Return arm, seed and run of a folder; None of one that is no run."""
     name = re.fullmatch(r"(.+)-seed(\d+)", path.name)
     if name is None or not is_run(path):
         return None
     run = Run.open(path)
     arm = name[1].removesuffix(f"-{name_dataset(run.config.data.source)}")
-    return (arm, int(name[2]), run) if arm in arms else None
+    return arm, int(name[2]), run
 
 
 def _describe_run(arm: str, seed: int, run: Run) -> Record:
