@@ -324,6 +324,32 @@ def test_load_model_of_another_configuration(run, config):
     assert str(run.last_checkpoint) in str(caught.value)
 
 
+def test_parts_of_another_version_leave_the_encoder(run):
+    """Here the configuration is right, and another one would be no help."""
+    saved = load(run.last_checkpoint)
+    saved["objective"]["old_name"] = saved["objective"].pop("projection.0.weight")
+    save_checkpoint(run.last_checkpoint, saved)
+    with pytest.raises(UserError) as caught:
+        load_trained(run)
+    for words in (
+        "projection.0.weight is missing; old_name is not expected; ",
+        "use the config.toml, the version of deepbregman, ",
+        "the encoder fits: deepbregman.load_encoder reads it alone",
+    ):
+        assert words in str(caught.value)
+    load_encoder(run.path)
+
+
+def test_a_misfit_of_the_encoder_itself_promises_nothing(run):
+    saved = load(run.last_checkpoint)
+    name = next(name for name in saved["objective"] if name.startswith("encoder.trunk."))
+    del saved["objective"][name]
+    save_checkpoint(run.last_checkpoint, saved)
+    with pytest.raises(UserError, match=f"{name} is missing") as caught:
+        load_trained(run)
+    assert "load_encoder" not in str(caught.value)
+
+
 def test_load_model_of_a_checkpoint_without_one(run):
     save_checkpoint(run.last_checkpoint, {"step": 3})
     with pytest.raises(UserError, match="has no objective, teacher, divergence") as caught:

@@ -122,13 +122,17 @@ def _find_shape(value: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
-def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
-    """Load a state that must fit in every name and shape; ``origin`` names it in errors."""
+def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str, more: str = "") -> None:
+    """Load a state that must fit in every name and shape; ``origin`` names it in errors.
+
+    ``more`` ends the error, with what else can be done.
+    """
     problems = list_misfits(module.state_dict(), state)
     if problems:
         raise UserError(
             f"{origin} does not fit the configuration beside it: {join_misfits(problems)}; use the "
-            "config.toml, and the encoder if it is your own, that the checkpoint was trained with"
+            "config.toml, the version of deepbregman, and the encoder if it is your own, that it "
+            f"was trained with{more}"
         )
     module.load_state_dict(state)
 
@@ -158,8 +162,11 @@ def collect_networks(step: Step) -> State:
 
 def load_networks(step: Step, saved: State, origin: str) -> None:
     """Put the networks of a checkpoint into a step."""
+    mine = select_part(saved.get("objective", {}), "encoder.")
+    fits = not list_misfits(step.objective.encoder.state_dict(), mine)
+    more = "; the encoder fits: deepbregman.load_encoder reads it alone" if fits else ""
     for name in NETWORKS:
-        load_strictly(getattr(step, name) or nn.Identity(), saved.get(name, {}), origin)
+        load_strictly(getattr(step, name) or nn.Identity(), saved.get(name, {}), origin, more)
 
 
 def describe_alternatives(run: Run) -> str:
