@@ -25,6 +25,8 @@ class SSLHSIC(MomentumObjective, settings=SSLHSICSettings):
     random Fourier features that are drawn anew at each step.
     """
 
+    teaches_same_views = True
+
     def __init__(
         self, settings: SSLHSICSettings, encoder: Encoder, widths: EncoderSettings
     ) -> None:
