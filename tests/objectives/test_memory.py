@@ -15,6 +15,7 @@ from deepbregman.config import load_recipe, override
 from deepbregman.data.opening import open_data
 from deepbregman.errors import UserError
 from deepbregman.evaluation.knn import build_knn_monitor
+from deepbregman.method.patches import shuffle_patches
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.memory import MemoryBank, MemoryContrast
 from deepbregman.objectives.pirl import contrast_with_memory
@@ -172,6 +173,42 @@ def test_a_teacher_beside_the_memory_gives_the_targets(name, has_teacher):
     step.divergence.network.push(outputs.teacher[0])  # full: the next step matches
     outputs = step(pixels, None, ViewGroups(*groups), Samples(INDICES, None, random))
     assert outputs.terms["divergence"] > 0.0
+
+
+def test_instdisc_finds_each_view_in_the_memory():
+    changes = {"objective.loss": "softmax", "objective.proximal": 0.0}
+    objective, views, samples = built("instdisc", 2, **changes)
+    bank, places = objective.bank.rows.clone(), (samples.random * NUM_IMAGES).long().tolist()
+    outputs = objective(views, gather_alone, samples)
+    expected = 0.0
+    for view in outputs.student.detach():
+        for z, index in zip(view, INDICES.tolist(), strict=True):
+            rest = [math.exp(dot(z, bank[j]) / 0.1) for j in places if j != index]
+            own = math.exp(dot(z, bank[index]) / 0.1)
+            expected -= math.log(own / (own + sum(rest))) / 8
+    assert outputs.terms["discrimination"].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_pirl_weighs_the_image_and_the_puzzle_made_of_its_patches():
+    """Patches are embedded one by one, joined in their shuffled order, and embedded once more."""
+    changes = {"objective.puzzle_share": 0.3, "objective.weight": 2.0}
+    objective, views, samples = built("pirl", 2, **changes)
+    objective.eval()
+    outputs = objective(views, gather_alone, samples)
+    assert objective.weights == pytest.approx({"puzzle": 0.6, "image": 1.4})
+    image = objective.projection(objective.encoder(views.main[0]))
+    negatives = objective.settings.negatives
+    places = (samples.random[-negatives:] * NUM_IMAGES).long()
+    drawn = samples.random[:-negatives].view(4, 4, 3)  # images, patches, order and position
+    pieces = shuffle_patches(views.main[1], drawn[..., 0], drawn[..., 1:], 2, 3)
+    found = [objective.patch_head(objective.encoder(patches)).flatten() for patches in pieces]
+    puzzle = objective.puzzle_head(torch.stack(found))
+    bank, itself = objective.bank, INDICES[:, None] == places
+    for name, z in (("image", image), ("puzzle", puzzle)):
+        mine = F.normalize(z, dim=1)
+        own, others = bank.recall(INDICES), bank.recall(places)
+        expected = contrast_with_memory(mine, own, others, itself, 0.07)
+        torch.testing.assert_close(outputs.terms[name], expected, rtol=1e-6, atol=0.0)
 
 
 def test_colours_find_brightness_and_brightness_colours():

@@ -68,8 +68,7 @@ def test_every_method_has_a_recipe():
     assert [name for name in NAMES if f"`{name}`" not in page] == []
 
 
-# Half a second of each is tyro's; without the divergence they train in other tests, too.
-@pytest.mark.parametrize("weight", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
+@pytest.mark.parametrize("weight", [0.0, 0.5])
 @pytest.mark.parametrize("name", NAMES)
 def test_two_steps_through_the_command_line(name, weight, command, few_digits, tmp_path):
     changes = {**methods.TINY, **methods.shrink(name), "divergence.weight": weight}

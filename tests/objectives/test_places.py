@@ -49,6 +49,19 @@ def test_jensen_and_shannons_estimate():
     assert float(jensen_shannon(Z, PLACES)) == pytest.approx(mean(own) + mean(others), rel=1e-9)
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_deep_infomax_compares_the_whole_of_a_view_with_places_of_one_stage(stage):
+    objective = build_step(configure("dim", **{"objective.stage": stage})).double().objective.eval()
+    views = draw_views(2, 3)
+    losses = []
+    for view in views:
+        h, maps = objective.encoder.encode_with_maps(view)
+        places = objective.local_head(maps[stage - 1]).flatten(2).transpose(1, 2)
+        losses.append(jensen_shannon(objective.projection(h), places))
+    found = objective(ViewGroups(views), gather_alone, Samples()).terms["infomax"]
+    torch.testing.assert_close(found, sum(losses) / 2, rtol=1e-9, atol=0.0)
+
+
 def cross_entropies(scores: list[list[list[float]]]) -> float:
     losses = []
     for i in range(len(scores)):
