@@ -46,8 +46,10 @@ def outputs_of(name: str, **changes: object):
     return step.objective, outputs
 
 
-def test_every_view_is_classified_by_its_own_label():
-    objective, outputs = outputs_of("supervised", **{"objective.label_smoothing": 0.0})
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_every_view_is_classified_by_its_own_label(smoothing):
+    """A share of the label is spread over all classes."""
+    objective, outputs = outputs_of("supervised", **{"objective.label_smoothing": smoothing})
     expected = 0.0
     weight, bias = objective.classifier.weight.tolist(), objective.classifier.bias.tolist()
     for view in outputs.student.tolist():
@@ -58,7 +60,8 @@ def test_every_view_is_classified_by_its_own_label():
                 for row, b in zip(weight, bias, strict=True)
             ]
             total = sum(math.exp(score) for score in scores)
-            expected -= math.log(math.exp(scores[label]) / total) / 14
+            logs = [math.log(math.exp(score) / total) for score in scores]
+            expected -= ((1.0 - smoothing) * logs[label] + smoothing * sum(logs) / 4) / 14
     assert float(outputs.terms["cross_entropy"].detach()) == pytest.approx(expected, rel=1e-9)
 
 
