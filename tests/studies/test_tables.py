@@ -228,6 +228,10 @@ def test_the_command(few_digits, tmp_path, capsys):
     main([*words, "--set", "encoder.name=small", *TINY])
     assert str(out / "tables.md") in capsys.readouterr().out
     assert not (out / "runs" / "digits-few-seed0" / "checkpoints").exists()
+    words.insert(words.index("knn"), "few")  # another protocol: the run is trained again
+    main([*words, "--set", "encoder.name=small", *TINY])
+    assert {quantity["protocol"] for quantity in read(out)["quantities"]} == {"knn", "few"}
+    assert len(Run.open(out / "runs" / "digits-few-seed0").metrics()) == 1
     # Runs of another machine are copied here: they are in the tables, also of another arm.
     shutil.copytree(out / "runs" / "digits-few-seed0", out / "runs" / "elsewhere-few-seed0")
     main(["study", "tables", "--no-train", "--out", str(out)])

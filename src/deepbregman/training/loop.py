@@ -155,6 +155,7 @@ class Pretraining:
             if own := self.own.describe():
                 record["own"] = own
             if resume:
+                self.run.checkpoints.mkdir(exist_ok=True)  # a study removes it from finished runs
                 self.run.clear_temporaries()
                 self.run.add_resumption({**record, **(found.record if found else {})})
                 self.run.keep_config(self.config)
