@@ -36,12 +36,16 @@ def results(make_study) -> Record:
     return record
 
 
-def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(results):
+def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(results, tmp_path):
     series = results["study"]["published"]
     series.append({**series[0], "series": "another", "metric": "kNN"})
     figure = grid_charts.draw_study(results, "kappa")[0]
     names = {point["method"] for part in layers_of(figure) for point in part if "method" in point}
     assert names == {"published: the paper"}
+    grid_charts.save_study_figure([tmp_path / "kappa.svg"], results)
+    words = (tmp_path / "kappa.svg").read_text()
+    assert "Published, the paper" in words
+    assert "Published, another" not in words
     assert "published: another, kNN" in printed(screen.draw_study_tables(results))
 
 
@@ -183,7 +187,8 @@ def test_slices_show_all_of_the_space_and_trials_without_a_value(search, tmp_pat
     assert [point["x"] for point in pruned] == [13]
     assert [point["x"] for point in diverged] == [14, 15]
     assert [point["x"] for point in published] == [15.0]
-    searches.save_search_figure([tmp_path / "search.svg"], search, {})
+    searches.save_search_figure([tmp_path / "search.svg"], search, {FIELDS[0]: 15.0})
+    assert "dotted: published" in (tmp_path / "search.svg").read_text()
     labels = re.findall(r">([\d.e+-]+)</text>", (tmp_path / "search.svg").read_text())
     assert {"1", "10", "1000", "100000"} <= set(labels)
     assert not any("e" in label for label in labels)  # such as 1e+5

@@ -136,7 +136,12 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
     notes += [f"{as_sentence(diverged)}, which have no accuracy."] if diverged else []
     several = len(figures) > 1
     notes += [f"{f.title}: {f.caption}" if several else f.caption for f in figures]
-    notes += [f"Published, {p['series']}: {p['source']}." for p in list_published_series(results)]
+    drawn = {results["metric"], *COMPARED, *GROUPED}
+    notes += [
+        f"Published, {part['series']}: {part['source']}."
+        for part in list_published_series(results)
+        if part.get("metric", results["metric"]) in drawn
+    ]
     save_chart(paths, stack(figures, results["study"]["title"], notes, columns=2))
 
 

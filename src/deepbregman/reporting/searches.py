@@ -93,6 +93,7 @@ def save_search_figure(
     trials = f"{len(record['trials'])} trials by {record['sampler']} ({count_trials(record)})"
     objective = f"{record['objective']} on held-out images, %"
     notes = [f"{record['epochs']} epochs, {trials}", f"{objective}; {SLICE_CAPTION}"]
+    notes[-1] += "; dotted: published" * bool(published)
     figures = draw_search(record, "search", published)
     if not figures:
         return  # no trial has a value yet
