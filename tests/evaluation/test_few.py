@@ -10,7 +10,6 @@ from torch import Tensor
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
-from deepbregman.evaluation import classes as classes_module
 from deepbregman.evaluation.classes import FeatureBank
 from deepbregman.evaluation.features import Features
 from deepbregman.evaluation.few import RULES, Task, draw_labels, measure_draw
@@ -132,7 +131,7 @@ class TestFeatureBank:
     def test_one_minus_the_product_is_the_bregman_divergence_of_the_scores(
         self, entries, monkeypatch
     ):
-        monkeypatch.setattr(classes_module, "_ENTRIES", entries)
+        monkeypatch.setattr("deepbregman.method.bregman._ENTRIES", entries)
         bank = FeatureBank.gather(self.rows)
         score = scores_over(self.rows.double().tolist())
         rows = QUERIES.representation.double().tolist()

@@ -7,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from deepbregman.method import bregman as bregman_module
 from deepbregman.method.bregman import (
@@ -283,3 +285,29 @@ def test_prepared_targets_compare_as_many_numbers_as_the_rank_is(monkeypatch):
     assert basis.shape == (540, 8)
     monkeypatch.setattr(bregman_module, "learned_divergence", None)
     assert prepare_targets(q, 0.2)(q[:3]).argmin(dim=1).tolist() == [0, 1, 2]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest float64 tensor that is made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for part in tree_leaves(made):
+            if isinstance(part, torch.Tensor) and part.dtype == torch.float64:
+                self.largest = max(self.largest, part.numel())
+        return made
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_targets_of_a_large_bank_are_prepared_in_parts(smoothing, monkeypatch):
+    """50,000 images with 65,536 scores would fill the memory of a GPU five times in float64."""
+    monkeypatch.setattr(bregman_module, "_ENTRIES", 100 * 540)
+    z, bank = normal(2000, 8).float(), normal(540, 8, seed=1).float()
+    q = cosine_scores(z, bank)
+    with LargestTensor() as made:
+        found = prepare_targets(q, smoothing)(q[:5])
+    assert found.dtype == torch.float64
+    assert torch.allclose(found, learned_divergence(q[:5].double(), q.double(), smoothing))
+    assert made.largest <= 512 * 540  # the rows that show the rank; all would be 2000 * 540

@@ -1,6 +1,7 @@
 """The engine of grid studies, by the command that a user types."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from deepbregman.cli import main
 from deepbregman.config import Config, load_recipe, override
@@ -270,6 +272,35 @@ def test_after_a_full_disk_the_study_is_what_continues(few_digits, out, monkeypa
     ) as e:
         run_study(kappa.STUDY, settings(few_digits, out, only=("5",), seeds=1))
     assert "pretrain" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 24 GiB"), MemoryError()]
+)
+def test_a_run_without_enough_memory_does_not_stop_the_others(error, few_digits, out, monkeypatch):
+    """It would stop every worker in turn, since each takes the first run that is not done."""
+    enough, begun = False, []
+
+    def run_out_of_memory(trial: Trial, *arguments: Any) -> Record:
+        begun.append(trial.name)
+        if trial.name == "5-seed0" and not enough:
+            raise error
+        return run_trial(trial, *arguments)
+
+    monkeypatch.setattr(engine, "run_trial", run_out_of_memory)
+    asked = settings(few_digits, out, only=("5", "20"), seeds=1)
+    words = r"memory ran out in 5-seed0 \(.+\); 1 of 2 runs are done"
+    said = io.StringIO()
+    with pytest.raises(UserError, match=words) as refused:
+        run_study(kappa.STUDY, asked, Console(file=said, width=200))
+    assert begun == ["5-seed0", "20-seed0"]
+    assert f"continue with: deepbregman study kappa --out {out}" in str(refused.value)
+    assert "5, seed 0: out of memory; going on with the other runs" in said.getvalue()
+    assert [row["run"] for row in read(out)["cells"]] == ["20-seed0"]
+    enough = True
+    run_study(kappa.STUDY, asked)
+    assert begun[2:] == ["5-seed0"]
+    assert len(read(out)["cells"]) == 2
 
 
 @pytest.mark.parametrize("linked", ["runs", "runs/none-seed0"])

@@ -10,16 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepbregman.method.bregman import prepare_targets
+from deepbregman.method.bregman import prepare_targets, split_rows
 
-_ENTRIES = 2**24  # scores at a time: 128 MiB in float64
+_MEMBERS = 2**24  # entries of a one-hot matrix at a time
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return the mean (C, d) of each class's rows, in float64; every class must have some."""
     labels = labels.to(values.device)
     sizes = torch.bincount(labels, minlength=num_classes)[:, None]
-    return sum_classes(values.double(), labels, num_classes) / sizes
+    sums, start = values.new_zeros(num_classes, values.shape[1], dtype=torch.float64), 0
+    for part in split_rows(values):
+        sums += sum_classes(part.double(), labels[start : start + len(part)], num_classes)
+        start += len(part)
+    return sums / sizes
 
 
 def sum_classes(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
@@ -27,7 +31,7 @@ def sum_classes(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     sums = values.new_zeros(num_classes, values.shape[1])
     if values.device.type == "cpu":
         return sums.index_add_(0, labels, values)
-    chunk = max(1, _ENTRIES // num_classes)
+    chunk = max(1, _MEMBERS // num_classes)
     for start in range(0, len(values), chunk):
         # A product adds in a fixed order where index_add_ on a GPU does not.
         members = functional.one_hot(labels[start : start + chunk], num_classes)
@@ -40,9 +44,8 @@ def divergence_to(scores: Tensor, distributions: Tensor, smoothing: float) -> Te
 
     A distribution is given by its mean scores: ``distributions`` are (C, K).
     """
-    parts = torch.split(scores, max(1, _ENTRIES // scores.shape[1]))
-    diverge = prepare_targets(distributions.double(), smoothing)
-    return torch.cat([diverge(part.double()) for part in parts])
+    diverge = prepare_targets(distributions, smoothing)
+    return torch.cat([diverge(part) for part in split_rows(scores)])
 
 
 def mean_cosines(known: Tensor, labels: Tensor, queries: Tensor, num_classes: int) -> Tensor:
@@ -77,7 +80,7 @@ class FeatureBank(NamedTuple):
     def gather(cls, features: Tensor) -> "FeatureBank":
         """Make a bank of all images with features (N, d)."""
         width = features.shape[1]
-        parts = torch.split(features, max(1, _ENTRIES // width))
+        parts = split_rows(features)
         mean = features.new_zeros(width, dtype=torch.float64)
         covariance = features.new_zeros(width, width, dtype=torch.float64)
         for part in parts:
@@ -104,5 +107,4 @@ class FeatureBank(NamedTuple):
         A class is the vector of unit length with the smallest sum of divergences to its images.
         """
         classes = _mean_directions(self.score(known), labels, num_classes)  # (C, d)
-        parts = torch.split(queries, max(1, _ENTRIES // queries.shape[1]))
-        return torch.cat([self.score(part) @ classes.T for part in parts])
+        return torch.cat([self.score(part) @ classes.T for part in split_rows(queries)])

@@ -178,7 +178,9 @@ def rank_bank(
     that the order of the bank, often that of its classes, does not matter.
     """
     order = epoch_order(len(bank), seed, 0).to(bank.device)
-    found = nearest_by(similarity_to(measure, bank[order], smoothing), queries, k)
+    compare = similarity_to(measure, bank, smoothing)
+    # The bank itself may be too large for a second, shuffled copy.
+    found = nearest_by(lambda part: compare(part)[:, order], queries, k)
     return Neighbours(found.similarities, order[found.indices])
 
 
@@ -186,11 +188,10 @@ def similarity_to(measure: str, bank: Tensor, smoothing: float) -> Callable[[Ten
     """Return the function from queries (c, ...) to their similarities with the bank (c, B)."""
     if measure != "divergence":
         return cosine_to(bank)
-    # float32 would rank nearly equal images at random.
-    diverge = prepare_targets(bank.double(), smoothing)
+    diverge = prepare_targets(bank, smoothing)  # in float64: float32 would rank at random
 
     def similarity_of(queries: Tensor) -> Tensor:
-        return -diverge(queries.double()).float()
+        return -diverge(queries).float()
 
     return similarity_of
 

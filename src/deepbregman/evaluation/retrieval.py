@@ -210,9 +210,8 @@ def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex |
     unit = normalise_rows(features.representation).cpu().numpy()
     measures = {"cosine": Planes(unit, np.zeros(len(unit), np.float32), unit)}
     if features.scores is not None:
-        scores = features.scores.double()
-        tangents = find_tangents(scores, opened.loaded.config.divergence.smoothing)
-        points = tangents.reduce(scores)
+        tangents = find_tangents(features.scores, opened.loaded.config.divergence.smoothing)
+        points = tangents.reduce(features.scores)
         if points is None:
             return None
         parts = (tangents.slopes, tangents.offsets, points)

@@ -157,10 +157,7 @@ class Tangents(NamedTuple):
 
     def reduce(self, p: Tensor) -> Tensor | None:
         """Return p in the basis, (N, r); None if p is not in its space."""
-        if self.basis is None:
-            return p
-        reduced = p @ self.basis
-        return reduced if _is_close(reduced @ self.basis.T, p) else None
+        return p if self.basis is None else _project(p, self.basis)
 
 
 def find_tangents(q: Tensor, smoothing: Number | None = None) -> Tangents:
@@ -175,21 +172,23 @@ def find_tangents(q: Tensor, smoothing: Number | None = None) -> Tangents:
     """
     q = of_distribution(q)
     if smoothing is None or is_hard(smoothing):
-        winner = F.one_hot(q.argmax(dim=1), q.shape[1]).to(q.dtype)
-        return Tangents(winner, q.new_zeros(len(q)), None)
+        winner = F.one_hot(q.argmax(dim=1), q.shape[1]).double()
+        return Tangents(winner, winner.new_zeros(len(q)), None)
     require_positive("smoothing", smoothing)
-    log_q = F.log_softmax(q / smoothing, dim=1)
-    slopes = log_q.exp()
-    offsets = -smoothing * (slopes * log_q).sum(dim=1)
-    basis = _find_basis(q)
-    return Tangents(slopes if basis is None else slopes @ basis, offsets, basis)
+    basis, slopes, offsets = _find_basis(q), [], []
+    for part in split_rows(q):
+        log_q = F.log_softmax(part.double() / smoothing, dim=1)
+        prob_q = log_q.exp()
+        slopes.append(prob_q if basis is None else prob_q @ basis)
+        offsets.append(-smoothing * (prob_q * log_q).sum(dim=1))
+    return Tangents(torch.cat(slopes), torch.cat(offsets), basis)
 
 
 def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Tensor], Tensor]:
-    """Return the function from p to D(p, q), to compare the same q with many p.
+    """Return the function from p to D(p, q), to compare the same q with many p, in float64.
 
-    It is :func:`learned_divergence` up to rounding. What depends on q alone, its tangents, is
-    computed once.
+    It is :func:`learned_divergence` up to rounding. What depends on q alone, its winners or its
+    tangents, is computed once.
 
     Args:
         q: (M, K) scores, or (M, S, K) sets.
@@ -198,25 +197,36 @@ def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Ten
     Returns:
         A function from p, (N, K) or (N, S, K), to (N, M).
     """
+    if smoothing is None or is_hard(smoothing):
+        winner = of_distribution(q).argmax(dim=1)
+
+        def find_gaps(p: Tensor) -> Tensor:
+            rows = of_distribution(p.double())
+            return rows.amax(dim=1, keepdim=True) - rows[:, winner]
+
+        return find_gaps
     tangents = find_tangents(q, smoothing)
 
     def diverge(p: Tensor) -> Tensor:
-        rows = of_distribution(p).to(tangents.slopes.dtype)
+        rows = of_distribution(p.double())
         reduced = tangents.reduce(rows)
         if reduced is None:  # scores of other subnetworks than q's
-            return learned_divergence(p, q, smoothing)
-        if smoothing is None or is_hard(smoothing):
-            top = rows.amax(dim=1)
-        else:
-            top = log_sum_exp(rows, smoothing)
+            return learned_divergence(rows, q.double(), smoothing)
+        top = log_sum_exp(rows, smoothing)
         return (top[:, None] - reduced @ tangents.slopes.T - tangents.offsets).clamp_min(0.0)
 
     return diverge
 
 
+_ENTRIES = 2**24  # numbers at a time: 128 MiB in float64
 _SAMPLE = 512
 """Rows that show the rank of scores."""
 _ROUNDING = 1e-6
+
+
+def split_rows(rows: Tensor) -> tuple[Tensor, ...]:
+    """Split rows (N, K) into parts, so that copies in float64 fit into memory one at a time."""
+    return torch.split(rows, max(1, _ENTRIES // rows.shape[1]))
 
 
 def _find_basis(scores: Tensor) -> Tensor | None:
@@ -225,17 +235,25 @@ def _find_basis(scores: Tensor) -> Tensor | None:
     if num_rows < _SAMPLE or num_scores < _SAMPLE:
         return None
     places = torch.linspace(0, num_rows - 1, _SAMPLE, device=scores.device).long()
-    sample = scores[places]
+    sample = scores[places].double()
     squares, rotation = torch.linalg.eigh(sample @ sample.T)  # far faster than the SVD
     kept = squares > _ROUNDING**2 * squares[-1]
     if int(kept.sum()) > _SAMPLE // 2:
         return None
     basis = sample.T @ (rotation[:, kept] / squares[kept].sqrt())
-    return basis if _is_close(scores @ basis @ basis.T, scores) else None
+    return None if _project(scores, basis) is None else basis
 
 
-def _is_close(found: Tensor, scores: Tensor) -> bool:
-    return bool((found - scores).abs().max() <= _ROUNDING * scores.abs().max())
+def _project(scores: Tensor, basis: Tensor) -> Tensor | None:
+    """Return scores (N, K) in a basis (K, r), in float64; None if they are not in its space."""
+    largest = torch.linalg.vector_norm(scores, ord=math.inf)
+    found = []
+    for part in split_rows(scores):
+        wide = part.double()
+        found.append(wide @ basis)
+        if (found[-1] @ basis.T - wide).abs().max() > _ROUNDING * largest:
+            return None
+    return torch.cat(found)
 
 
 def paired_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) -> Tensor:

@@ -27,7 +27,7 @@ from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config
 from deepbregman.data import Source
 from deepbregman.data.opening import open_data, split_for_monitor
-from deepbregman.errors import Diverged, UserError
+from deepbregman.errors import Diverged, UserError, first_line, is_out_of_memory
 from deepbregman.evaluation.inputs import Evaluation, open_labelled
 from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.protocols import run_protocols
@@ -296,6 +296,10 @@ class Queue(ABC):
     def save(self) -> Record:
         """Write the results of all trials that are done."""
 
+    def find_failures(self) -> str:
+        """Explain why no trial is left that this process can run; empty while there is one."""
+        return ""
+
     def describe(self) -> str:
         """Describe how many trials are done."""
         done, total = self.count()
@@ -309,6 +313,12 @@ class TrialQueue(Queue):
     trials: Sequence[Trial]
     waiting: Sequence[Trial]
     """Trials that were not done at the last count."""
+    too_large: dict[str, str]
+    """Trials for which this process had too little memory, with the words of the error."""
+
+    def fill(self, trials: Sequence[Trial]) -> None:
+        """Take the trials that are to be done."""
+        self.trials, self.waiting, self.too_large = trials, trials, {}
 
     @abstractmethod
     def name_trial(self, trial: Trial) -> str:
@@ -322,13 +332,38 @@ class TrialQueue(Queue):
     def run_next(self, worker: Worker) -> bool:
         """Claim a free trial and run it; False if other processes hold all that remain."""
         for trial in self.waiting:
+            if trial.name in self.too_large:
+                continue
             with lock(self.folder, trial.name, wait=False) as is_mine:
                 if not is_mine:
                     continue
                 if trial.outcome() is None:  # another process may have been faster
-                    worker.run(trial, self.name_trial(trial))
+                    self._run(trial, worker)
                 return True
         return False
+
+    def _run(self, trial: Trial, worker: Worker) -> None:
+        """Run a trial; where memory runs out, note it: the other trials may need less."""
+        title = self.name_trial(trial)
+        try:
+            worker.run(trial, title)
+            return
+        except (RuntimeError, MemoryError, UserError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.too_large[trial.name] = first_line(error)
+        worker.say(f"{title}: out of memory; going on with the other {self.noun}")
+        gc.collect()  # the error held the tensors of the trial until here
+        if torch.cuda.is_available():
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
+
+    def find_failures(self) -> str:
+        """Explain why no trial is left that this process can run; empty while there is one."""
+        names = [trial.name for trial in self.waiting]
+        if not names or not self.too_large.keys() >= set(names):
+            return ""
+        return f"memory ran out in {', '.join(names)} ({self.too_large[names[0]]})"
 
 
 def work(queue: Queue, worker: Worker, command: str) -> Record:
@@ -342,8 +377,14 @@ def work(queue: Queue, worker: Worker, command: str) -> Record:
             while (counts := queue.count())[0] < counts[1]:
                 worker.show(*counts)
                 if queue.run_next(worker):
-                    queue.save()
+                    if queue.count()[0]:
+                        queue.save()
                     continue
+                if failures := queue.find_failures():
+                    raise UserError(
+                        f"{failures}; {queue.describe()}, and their results are written; "
+                        f"on a machine with more memory continue with: {command}"
+                    )
                 if not is_waiting:
                     worker.say("waiting for other workers, which run the remaining trials")
                     is_waiting = True

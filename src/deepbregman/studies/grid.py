@@ -75,8 +75,7 @@ class Grid(TrialQueue):
     """Cells that this command trains."""
 
     def __post_init__(self) -> None:
-        self.trials = list({cell.trial.name: cell.trial for cell in self.cells}.values())
-        self.waiting = list(self.trials)
+        self.fill(list({cell.trial.name: cell.trial for cell in self.cells}.values()))
 
     def name_trial(self, trial: Trial) -> str:
         """Name a trial by the first arm that it belongs to."""

@@ -171,11 +171,8 @@ class TableQueue(TrialQueue):
 
     def __post_init__(self) -> None:
         self.folder = self.plan.options.out
-        self.trials = [
-            TableTrial(self.folder / "runs" / cell.name, cell.config, cell)
-            for cell in self.plan.cells
-        ]
-        self.waiting = list(self.trials)
+        runs, cells = self.folder / "runs", self.plan.cells
+        self.fill([TableTrial(runs / cell.name, cell.config, cell) for cell in cells])
 
     def name_trial(self, trial: Trial) -> str:
         """Name a trial by its arm, data and seed."""
