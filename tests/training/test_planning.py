@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from deepbregman.config import Config, from_toml, load_recipe, override, to_toml
+from deepbregman.config import Config, differing_fields, from_toml, load_recipe, override, to_toml
 from deepbregman.training.planning import (
     Choice,
     Facts,
@@ -41,6 +41,14 @@ def plan(
 )
 def test_image_size(side, on_gpu, size):
     assert choose_image_size(side, on_gpu).value == size
+
+
+def test_of_20_000_images_like_those_of_cifar10_auto_makes_best():
+    """On a GPU that is fast enough, so docs/guide.md compares the two no further."""
+    facts = Facts(20_000, 32, 10, on_gpu=True, processes=1, cpus=16, budget=None)
+    best = load_recipe("best")
+    found = differing_fields(best, plan(facts, speed=1e-6).config)
+    assert found.keys() <= {"data.workers", "data.skip_unreadable", "training.knn_every"}, found
 
 
 @pytest.mark.parametrize(
