@@ -1,6 +1,7 @@
 """What a user sees while a run trains, by a clock of the test's own."""
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -106,6 +107,19 @@ def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock):
         "epoch    1 of 200, step 6 of 2,000: 5 h 32 min left",
         "epoch    2 of 200, step 12 of 2,000: 5 h 31 min left",
     ]
+
+
+def test_a_step_of_minutes_is_told_of_too(monkeypatch):
+    monkeypatch.setattr(display, "LINE_SECONDS", 0.2)
+    monkeypatch.setattr(display, "LOOK_SECONDS", 0.01)
+    with open_display() as shown:
+        shown.step(0)
+        time.sleep(1.0)  # no step ends
+    lines = printed(shown).splitlines()
+    assert set(lines) - {""} == {
+        "epoch    1 of 200, step 0 of 2,000: the time left is not known yet"
+    }
+    assert 2 <= len(lines) <= 5
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import ctypes
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -129,7 +130,7 @@ def send_from_a_thread(number: signal.Signals) -> None:
 
 def test_ctrl_c_is_answered_before_a_long_call_ends():
     with reading_errors() as errors:
-        with watch_signals(announce=True) as received:
+        with watch_signals(command="again") as received:
             send_from_a_thread(signal.SIGINT)
             answered = wait_in_c(errors, 5_000)
         words = os.read(errors, 1000).decode()
@@ -138,13 +139,33 @@ def test_ctrl_c_is_answered_before_a_long_call_ends():
     assert words == "\nsaving after this step; Ctrl-C again stops at once\n"
 
 
+TWICE = """
+import ctypes, os, signal, threading
+from deepbregman.training.faults import watch_signals
+send = lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+with watch_signals(command="deepbregman again"):
+    for seconds in (0.1, 0.5):
+        threading.Timer(seconds, send).start()
+    ctypes.CDLL(None).poll(None, 0, 60_000)  # C code that sees no signal, as a long call of torch
+"""
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_long_call():
+    command = [sys.executable, "-c", TWICE]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert ended.returncode == 130
+    first, second = ended.stderr.strip().splitlines()[::2]
+    assert first.startswith("saving after this step")
+    assert second.endswith("what was saved before is kept, continue with: deepbregman again")
+
+
 @pytest.mark.parametrize(
     ("number", "options"),
     [(signal.SIGTERM, {}), (signal.SIGINT, {"has_nothing_to_save": lambda: True})],
 )
 def test_only_a_ctrl_c_that_saves_is_answered(number, options):
     with reading_errors() as errors:
-        with suppress(StoppedAtOnce), watch_signals(announce=True, **options):
+        with suppress(StoppedAtOnce), watch_signals(command="again", **options):
             send_from_a_thread(number)
             wait_in_c(errors, 500)
         assert not wait_in_c(errors, 0)
@@ -160,7 +181,7 @@ def test_termination_may_be_asked_for_twice():
 
 def test_a_signal_stops_at_once_only_while_there_is_nothing_to_save(handlers):
     nothing = False
-    with pytest.raises(StoppedAtOnce) as caught, watch_signals(False, lambda: nothing) as received:  # noqa: PT012
+    with pytest.raises(StoppedAtOnce) as caught, watch_signals("", lambda: nothing) as received:  # noqa: PT012
         signal.raise_signal(signal.SIGHUP)
         nothing = True
         signal.raise_signal(signal.SIGTERM)

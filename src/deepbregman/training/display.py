@@ -1,6 +1,7 @@
 """Progress of a run on the terminal, and its TensorBoard events."""
 
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ LEFT_OUT = ("views_per_second", "learning_rate", "images_per_second", "active_su
 """Metrics that a line on a terminal leaves out first where it would not fit; then loss terms."""
 LINE_SECONDS = 60.0
 """Without a terminal, a line tells the time left at least this often."""
+LOOK_SECONDS = 5.0
+"""How often a thread looks whether such a line is due: a step may take minutes."""
 FIRST_SECONDS = 5.0
 """Time of training after which the time left is told: the first steps are slower."""
 MEASURED_SECONDS = 20.0
@@ -62,9 +65,12 @@ class Display:
         self.first: tuple[int, float] | None = None
         """The first step that was shown, and when: compiling and loading come before it."""
         self.last_line = time.monotonic()
+        self.done = 0
+        """Steps."""
         self.left = ""
         """Remaining time of the run, in words; empty until steps have been timed."""
         self.told_length = False
+        self._one_line, self._ended = threading.Lock(), threading.Event()
         self.last_verdict = ""
         self.last_warnings: set[str] = set()
         """Those of the epoch before, without their numbers."""
@@ -82,24 +88,27 @@ class Display:
 
     def __enter__(self) -> "Display":
         self.progress.start()
+        if not self.console.is_terminal:
+            threading.Thread(target=self._keep_telling, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._ended.set()
         self.progress.stop()
+
+    def _keep_telling(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            self._tell_place()
 
     def step(self, step: int) -> None:
         """Show the number of steps that are done."""
-        epoch = min(self.epochs, step // self.steps_per_epoch + 1)
-        left = self._estimate_left(step)
+        self.done, left = step, self._estimate_left(step)
         self.left = "" if left is None else f"{format_duration(left)} left"
-        self.progress.update(self.task, completed=step, epoch=epoch, left=self.left)
+        self.progress.update(self.task, completed=step, epoch=self._epoch, left=self.left)
+        self._tell_place()
         if left is None or self.first is None:
             return
-        now = time.monotonic()
-        if not self.console.is_terminal and now - self.last_line >= LINE_SECONDS:
-            place = f"epoch {epoch:>4} of {self.epochs}, step {step:,} of {self.total_steps:,}"
-            self._print(f"{place}: {self.left}")
-        if not self.told_length and now - self.first[1] >= MEASURED_SECONDS:
+        if not self.told_length and time.monotonic() - self.first[1] >= MEASURED_SECONDS:
             self.told_length = True
             if left > LONG_SECONDS:
                 self.warn(
@@ -107,6 +116,19 @@ class Display:
                     "smaller encoder.name, a smaller data.image_size or fewer training.epochs "
                     "shorten it; the recipe auto with --budget 2h chooses them for you"
                 )
+
+    def _tell_place(self) -> None:
+        """Without a terminal, print where the run stands, if no line has come for a minute."""
+        with self._one_line:
+            if self.console.is_terminal or time.monotonic() - self.last_line < LINE_SECONDS:
+                return
+            steps = f"step {self.done:,} of {self.total_steps:,}"
+            left = self.left or "the time left is not known yet"
+            self._print(f"epoch {self._epoch:>4} of {self.epochs}, {steps}: {left}")
+
+    @property
+    def _epoch(self) -> int:
+        return min(self.epochs, self.done // self.steps_per_epoch + 1)
 
     @property
     def total_steps(self) -> int:

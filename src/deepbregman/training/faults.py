@@ -1,6 +1,7 @@
 """Causes that stop a run: signals, a full disk or memory, non-finite numbers."""
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -27,6 +28,10 @@ from deepbregman.launching import LAUNCHER, find_process, list_stopping_signals
 
 if TYPE_CHECKING:
     from .fabric import Fabric
+
+
+GRACE_SECONDS = 1.0
+"""Time that Python gets to answer a second Ctrl-C, before the process ends."""
 
 
 def name_signal(number: int) -> str:
@@ -61,12 +66,13 @@ class StoppedAtOnce(BaseException):
 
 @contextmanager
 def watch_signals(
-    announce: bool = False, has_nothing_to_save: Callable[[], bool] = lambda: False
+    command: str = "", has_nothing_to_save: Callable[[], bool] = lambda: False
 ) -> Iterator[list[int]]:
     """Collect signals that ask the program to end in a list; a second Ctrl-C stops at once.
 
     Args:
-        announce: confirm the first Ctrl-C on standard error.
+        command: what continues the run; with it, the first Ctrl-C is confirmed on standard
+            error, and the second ends the process even within a long call of C code.
         has_nothing_to_save: whether a signal raises :class:`StoppedAtOnce` now.
     """
     received: list[int] = []
@@ -82,31 +88,49 @@ def watch_signals(
 
     before = {number: signal.signal(number, receive) for number in list_stopping_signals()}
     try:
-        with _answer_at_once(before, has_nothing_to_save) if announce else nullcontext():
+        answers = _answer_at_once(before, has_nothing_to_save, command)
+        with answers if command else nullcontext():
             yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
+def describe_hard_stop(command: str) -> str:
+    """Say what a second Ctrl-C did."""
+    words = "stopped at once, without saving; what was saved before is kept"
+    return f"{words}, continue with: {command}"
+
+
 @contextmanager
 def _answer_at_once(
-    watched: Collection[int], has_nothing_to_save: Callable[[], bool]
+    watched: Collection[int], has_nothing_to_save: Callable[[], bool], command: str
 ) -> Iterator[None]:
     """Confirm a Ctrl-C, if it is the first of the watched signals, from a thread.
 
     Python's own handlers wait until a call of C code has ended, and the backward pass of a large
-    batch takes minutes on a CPU.
+    batch takes minutes on a CPU. So a second Ctrl-C that Python does not get to in time ends the
+    process here, as a kill would: files are never half-written.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
 
-    def answer() -> None:
-        while (number := os.read(reading, 1)[0]) not in (0, *watched):  # 0 is the end
+    def wait_for(*numbers: int) -> int:
+        while (number := os.read(reading, 1)[0]) not in (0, *numbers):  # 0 is the end
             pass
-        if number == signal.SIGINT and not has_nothing_to_save():
-            with suppress(OSError):  # standard error is closed
-                os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")
+        return number
+
+    def answer() -> None:
+        if wait_for(*watched) != signal.SIGINT or has_nothing_to_save():
+            return
+        with suppress(OSError):  # standard error is closed
+            os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")
+        if wait_for(signal.SIGINT) == 0 or select.select([reading], [], [], GRACE_SECONDS)[0]:
+            return
+        with suppress(OSError):
+            shown = "\x1b[?25h" if os.isatty(2) else ""  # the bar hides the cursor
+            os.write(2, f"{shown}\n{describe_hard_stop(command)}\n".encode())
+        os._exit(128 + signal.SIGINT)
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
@@ -143,8 +167,7 @@ def explain_faults(config: Config, folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         if not (folder / "config.toml").is_file():
             raise
-        words = "stopped at once, without saving; what was saved before is kept"
-        raise KeyboardInterrupt(f"{words}, continue with: {command}") from None
+        raise KeyboardInterrupt(describe_hard_stop(command)) from None
     except OSError as error:
         if not folder.exists() and str(error.filename or "").startswith(str(folder)):
             raise Fault(

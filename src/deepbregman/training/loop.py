@@ -193,13 +193,14 @@ class Pretraining:
         )
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
-        announce = self.fabric.is_global_zero and not console.quiet
+        announces = self.fabric.is_global_zero and not console.quiet
         ends = self._is_over()
         no_loggers: Record = {} if self.fabric.is_global_zero else {"training.logger": []}
         # Metrics that are lost are told wherever nothing is printed.
         tell: Callable[[str], None] = warn if console.quiet else display.warn
         self.loggers = Loggers(self.run, override(self.config, no_loggers), tell)
-        signals = watch_signals(announce, lambda: self._is_compiling)
+        again = name_resume(self.config, self.run.path) if announces else ""
+        signals = watch_signals(again, lambda: self._is_compiling)
         with display, self.loggers, self._leave_if_compiling(), signals as received:
             run_together(
                 self.fabric, lambda: self._tell("on_start", self.run, self.step, self.total_steps)
