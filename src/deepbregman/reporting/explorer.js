@@ -238,29 +238,12 @@
     else draw();
   };
 
-  // A grid over the map finds the image at a place without going through all of them.
-  const cells = Math.max(1, Math.min(256, Math.floor(Math.sqrt(count / 2))));
-  const cellOf = (value, low, high) => Math.min(cells - 1, Math.max(0, Math.floor(((value - low) / (high - low || 1)) * cells)));
-  const starts = new Uint32Array(cells * cells + 1);
-  const members = new Uint32Array(count);
-  {
-    const cell = new Uint32Array(count);
-    for (let i = 0; i < count; i++) {
-      cell[i] = cellOf(points[2 * i + 1], top, bottom) * cells + cellOf(points[2 * i], left, right);
-      starts[cell[i] + 1]++;
-    }
-    for (let c = 0; c < cells * cells; c++) starts[c + 1] += starts[c];
-    const next = starts.slice();
-    for (let i = 0; i < count; i++) members[next[cell[i]]++] = i;
-  }
+  // All images are gone through: of 50,000 this takes less than a millisecond.
   const within = (x0, y0, x1, y1, visit) => {
-    const [c0, c1] = [cellOf(x0, left, right), cellOf(x1, left, right)];
-    for (let r = cellOf(y0, top, bottom); r <= cellOf(y1, top, bottom); r++) {
-      for (let m = starts[r * cells + c0]; m < starts[r * cells + c1 + 1]; m++) {
-        const i = members[m];
-        const [x, y] = [points[2 * i], points[2 * i + 1]];
-        if (x >= x0 && x <= x1 && y >= y0 && y <= y1) visit(i, x, y);
-      }
+    for (let i = 0; i < count; i++) {
+      const x = points[2 * i];
+      const y = points[2 * i + 1];
+      if (shown[i] && x >= x0 && x <= x1 && y >= y0 && y <= y1) visit(i, x, y);
     }
   };
   const toMap = (px, py) => [(px - view.x) / view.scale, (py - view.y) / view.scale];
@@ -271,7 +254,7 @@
     let least = Infinity;
     within(x - reach, y - reach, x + reach, y + reach, (i, px_, py_) => {
       const distance = (px_ - x) ** 2 + (py_ - y) ** 2;
-      if (shown[i] && distance < least) [best, least] = [i, distance];
+      if (distance < least) [best, least] = [i, distance];
     });
     return best;
   };
@@ -311,7 +294,7 @@
     const [x1, y1] = toMap(view.width + 8, view.height + 8);
     const visible = [];
     within(x0, y0, x1, y1, (i) => {
-      if (shown[i] && visible.length <= MOST_PICTURES) visible.push(i);
+      if (visible.length <= MOST_PICTURES) visible.push(i);
     });
     const room = 0.7 * Math.sqrt((view.width * view.height) / Math.max(visible.length, 1));
     drawnSize = visible.length <= MOST_PICTURES && room >= SMALLEST_PICTURE ? Math.min(72, room) : 0;
@@ -477,7 +460,7 @@
         const [[ax, ay], [bx, by]] = [shape[a], shape[b]];
         if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) inside = !inside;
       }
-      if (inside && shown[i]) chosen[i] = 1;
+      if (inside) chosen[i] = 1;
     });
     showSelection();
   };
