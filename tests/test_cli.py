@@ -194,6 +194,7 @@ class TestVerbs:
         assert (code, err) == (0, "")
         code, out, _ = command("embed", tmp_path / "run", "--out", tmp_path / "f.npz")
         assert code == 0
+        assert "f.npz" in out
         assert "train_names" in out
         code, _, err = command("evaluate", tmp_path / "run")
         assert code == 2
@@ -212,6 +213,9 @@ class TestVerbs:
         (tmp_path / "full").mkdir()
         for name in ("full/x", "there.npz", "there.pth", "there.png", "there.csv"):
             (tmp_path / name).touch()
+        (tmp_path / "photos").mkdir()
+        (tmp_path / "photos/a.png").touch()
+        (tmp_path / "few.csv").write_text("image,label\nx.png,1\ny.png,1\nz.png,2\na.png,2\n")
         run = str(short_run.path)
         lines = [
             [],
@@ -231,6 +235,10 @@ class TestVerbs:
             ["embed", run, "--out", "no/folder.npz"],
             ["embed", run, "--out", "new.npz", "--data", "digit"],
             ["export", run, "--format", "torchvision", "--out", "there.pth"],
+            ["export", run, "--format", "timm", "--out", "new.pth"],  # its encoder is small
+            ["export", run, "--format", "detectron2", "--out", "new.pth"],
+            ["search", run, "--query", "nothing.png", "--data", "photos"],
+            ["label", run, "--labels", "few.csv", "--data", "photos"],
             ["search", run, "--query", "test:0", "--out", "there.png"],
             ["search", run, "--query", "test:0", "--data", "digit"],
             ["cluster", run, "--out", "there.csv"],

@@ -165,10 +165,10 @@ def read_command_line() -> list[str]:
     return [mask_address(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])]
 
 
-def list_versions() -> dict[str, str | None]:
+def list_versions(*more: str) -> dict[str, str | None]:
     """Return the versions of the packages that numbers depend on; None for one not installed."""
     versions: dict[str, str | None] = {"deepbregman": __version__}
-    for package in ("torch", "torchvision", "numpy"):
+    for package in ("torch", "torchvision", "numpy", *more):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -98,6 +98,7 @@ def test_no_duplicates_at_all(command, short_run, photos, tmp_path):
     assert code == 0
     assert "0 groups among 6 images" in said
     assert "0 exact copies, 0 near-duplicates" in said
+    assert "a lower --threshold finds copies that were changed more" in said
     assert "copies.png is not written" in err
     assert out.read_text() == "group,image,copy,cosine\n"
     assert not sheet.exists()

@@ -105,6 +105,9 @@ def test_the_map_is_made_once(short_run, few_digits, tmp_path, monkeypatch):
         path.write_bytes(b"damaged")
     assert points("d.html") == first
     assert made == [0, 1, 0]
+    monkeypatch.setattr(exploring, "list_versions", lambda *packages: {packages[-1]: "9.9"})
+    points("e.html")
+    assert made == [0, 1, 0, 0]  # another scikit-learn may make another map
 
 
 def test_the_table_for_embedding_atlas(short_run, few_digits, tmp_path):

@@ -101,6 +101,8 @@ def show(found: "Duplicates", console: Console) -> None:
     )
     if near:
         say(console, "a weak encoder also takes images that are merely alike: look before deleting")
+    else:
+        say(console, "a lower --threshold finds copies that were changed more")
     for number, group in enumerate(found.groups[:NAMED_GROUPS], start=1):
         names = ", ".join(copy.name for copy in group[:5]) + (", ..." if len(group) > 5 else "")
         say(console, f"  {number}: {len(group)} images: {names}")

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from deepbregman.files import create_file
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybeText, ReportProgress, ignore_progress
+from deepbregman.terminal import MaybeText, ReportProgress, ignore_progress, say
 
 from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Source
+
+
+class Shapes(dict[str, tuple[int, ...]]):
+    """The name and shape of every array in a file."""
+
+    path: Path
 
 
 def embed(
@@ -29,7 +35,7 @@ def embed(
     source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
-) -> dict[str, tuple[int, ...]]:
+) -> Shapes:
     """Write features of images to an .npz file, with labels, names and scores if there are any.
 
     Args:
@@ -67,10 +73,13 @@ def embed(
             arrays[f"{name}_names"] = np.array(split.names)
     with create_file(out) as file:
         np.savez(file, **arrays)
-    return {name: array.shape for name, array in arrays.items()}
+    shapes = Shapes((name, array.shape) for name, array in arrays.items())
+    shapes.path = out
+    return shapes
 
 
-def show(shapes: dict[str, tuple[int, ...]], console: Console) -> None:
-    """Print the name and shape of every array."""
+def show(shapes: Shapes, console: Console) -> None:
+    """Name the file, and the name and shape of every array."""
+    say(console, f"wrote {shapes.path} ({shapes.path.stat().st_size:,} bytes):")
     for name, shape in shapes.items():
         print(f"{name:<20} {' x '.join(map(str, shape))}")

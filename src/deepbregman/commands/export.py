@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import tyro
 from rich.console import Console
 
+from deepbregman.config.sections import STAGED
 from deepbregman.errors import UserError, require_known
 from deepbregman.files import create_file
 from deepbregman.runs import Run, check_new_file
@@ -24,14 +25,26 @@ if TYPE_CHECKING:
 else:
     FormatName = Literal["torchvision", "timm", "safetensors", "onnx", "detectron2"]
 
+RESNETS = tuple(name for name in STAGED if name.startswith("resnet"))
+
+
+class Format(NamedTuple):
+    """What can be known of a format before torch is loaded."""
+
+    suffix: str
+    needs: tuple[str, ...] = ()
+    """Packages."""
+    encoders: tuple[str, ...] = ()
+    """Names that it holds, or beginnings of names that end in a colon; none: all."""
+
+
 FORMATS = {
-    "torchvision": (".pth", ()),
-    "timm": (".pth", ()),
-    "safetensors": (".safetensors", ()),
-    "onnx": (".onnx", ("onnx", "onnxruntime", "onnxscript")),
-    "detectron2": (".pth", ()),
+    "torchvision": Format(".pth", encoders=RESNETS),
+    "timm": Format(".pth", encoders=(*RESNETS, "timm:")),
+    "safetensors": Format(".safetensors"),
+    "onnx": Format(".onnx", ("onnx", "onnxruntime", "onnxscript")),
+    "detectron2": Format(".pth", encoders=("resnet50", "resnet101")),
 }
-"""Format -> suffix of its files, packages that it needs."""
 
 
 class Exported(NamedTuple):
@@ -77,6 +90,7 @@ def export(
     sidecar = out.with_name(f"{out.name}.json")
     _check(out, sidecar, format)
     run = run if isinstance(run, Run) else Run.open(Path(run))
+    _check_encoder(run.config.encoder.name, format)
 
     from deepbregman.exporting.formats import MAKERS, load_to_export
 
@@ -100,13 +114,30 @@ def show(exported: Exported, console: Console) -> None:
 def _check(out: Path, sidecar: Path, format: str) -> None:
     """Refuse what cannot succeed before anything is loaded."""
     require_known("format", format, FORMATS)
-    suffix, needs = FORMATS[format]
-    check_new_file(out, suffix)
+    check_new_file(out, FORMATS[format].suffix)
     check_new_file(sidecar, ".json")
-    missing = [package for package in needs if importlib.util.find_spec(package) is None]
+    missing = [
+        package for package in FORMATS[format].needs if importlib.util.find_spec(package) is None
+    ]
     if missing:
         raise UserError(
             f"--format {format} needs {', '.join(missing)}: pip install 'deepbregman[{format}]'"
+        )
+
+
+def _check_encoder(name: str, format: str) -> None:
+    """Refuse an encoder that a format cannot hold."""
+
+    def holds(names: tuple[str, ...]) -> bool:
+        return not names or "".join(name.partition(":")[:2]) in names
+
+    names = FORMATS[format].encoders
+    if not holds(names):
+        listed = ", ".join(f"{known}NAME" if known.endswith(":") else known for known in names)
+        *others, last = [other for other in FORMATS if holds(FORMATS[other].encoders)]
+        raise UserError(
+            f"--format {format} holds {listed}, and this run's encoder is {name}: export it as "
+            f"{', '.join(others)} or {last}"
         )
 
 

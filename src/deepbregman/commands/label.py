@@ -11,7 +11,7 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.reporting.screen import draw_rows
-from deepbregman.runs import check_new_file
+from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import (
     MaybePath,
     MaybeText,
@@ -21,7 +21,14 @@ from deepbregman.terminal import (
     say,
 )
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
+from .parameters import (
+    Accelerator,
+    Devices,
+    PythonOnly,
+    RunFolder,
+    find_unknown_images,
+    open_images,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,10 +108,16 @@ def label(
     check_new_file(sheet, ".png", "sheet")
     if suggest < 0:
         raise UserError(f"suggest is {suggest}: it must be 0 or more")
-    from deepbregman.data.labels import read_labels
+    from deepbregman.data.labels import read_labels, refuse_names
 
     given = read_labels(labels)
-    images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
+    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    if source is None:
+        named = (each.image for each in given if not each.is_file)
+        unknown, example = find_unknown_images(opened.config, data, named)
+        if unknown:
+            raise refuse_names(unknown, len(given), example)
+    images = open_images(opened, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.labelling import label_images
 
     found = label_images(

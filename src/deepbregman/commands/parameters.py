@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -64,6 +65,28 @@ def open_images(
         devices=devices,
         skip_unreadable=skip_unreadable,
     )
+
+
+def find_unknown_images(
+    config: Config, data: str | None, names: Iterable[str]
+) -> tuple[list[str], str]:
+    """Return names of images that a folder cannot have, before torch is loaded, and one it has.
+
+    Of data that is no folder nothing is known yet, and errors are left to what opens it.
+    """
+    from deepbregman.data.datasets import expand_home, find_source
+    from deepbregman.data.folders import find_unknown
+    from deepbregman.data.formats import is_stored
+    from deepbregman.evaluation.search_index import PLACE
+
+    try:
+        dataset, folder = find_source(data or config.data.source)
+        if dataset is not None or is_stored(folder) or not folder.is_dir():
+            return [], ""
+        elsewhere = [name for name in names if not expand_home(Path(name)).is_file()]
+        return find_unknown(folder, (name for name in elsewhere if not PLACE.fullmatch(name)))
+    except (OSError, UserError):
+        return [], ""
 
 
 def check_dataset(

@@ -12,7 +12,14 @@ from deepbregman.reporting.screen import draw_hits, format_distance
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
+from .parameters import (
+    Accelerator,
+    Devices,
+    PythonOnly,
+    RunFolder,
+    find_unknown_images,
+    open_images,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,11 +82,20 @@ def search(
             "--query train:17; `deepbregman evaluate RUN --protocol retrieval` measures how well "
             "searches find classes"
         )
-    from deepbregman.evaluation.search_index import SearchResult, answer_by_index, name_index
+    from deepbregman.evaluation.search_index import (
+        SearchResult,
+        answer_by_index,
+        name_index,
+        refuse_query,
+    )
     from deepbregman.runs import Run
 
     opened = run if isinstance(run, Run) else Run.open(Path(run))
     words = [str(query) for query in queries]
+    if source is None:
+        unknown, _ = find_unknown_images(opened.config, data, words)
+        if unknown:
+            raise refuse_query(unknown[0], data or opened.config.data.source)
     key, answers = None, None
     if source is None and encoder is None:
         options = {"split": split, "seed": seed, "accelerator": accelerator}

@@ -139,6 +139,18 @@ def explain_ignored(ignored: Mapping[str, int]) -> str:
     return "".join(found)
 
 
+def find_unknown(folder: Path, names: Iterable[str]) -> tuple[list[str], str]:
+    """Return the names that no image of a folder can have, and the name of one of its images.
+
+    Only the last part of a name is looked at, and no file is opened.
+    """
+    tree = read_tree(folder)
+    paths = [*tree.here, *(path for group in tree.groups.values() for path in group)]
+    last = {path.name for path in paths}
+    unknown = [name for name in names if Path(name).name not in last]
+    return unknown, next((path.relative_to(folder).as_posix() for path in paths), "")
+
+
 def has_image(folder: Path) -> bool:
     """Whether any image lies in or below a folder; stops at the first."""
     return any(_is_image(name) for _, names in _walk(folder) for name in names)

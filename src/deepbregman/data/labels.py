@@ -6,7 +6,7 @@ Needs no torch, so that a command can check them before torch is loaded.
 import codecs
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +64,14 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
             )
     check_counts([label.label for label in given], where)
     return given
+
+
+def refuse_names(unknown: Sequence[str], given: int, example: str) -> UserError:
+    """Say that some of the labelled names are not images of the data."""
+    return UserError(
+        f"labels: {len(unknown)} of {given} names are not images of the data "
+        f"({quote_some(unknown)}); names are relative to the data's folder, such as {example!r}"
+    )
 
 
 def check_counts(labels: list[str], where: str) -> None:

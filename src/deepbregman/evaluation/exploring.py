@@ -1,6 +1,7 @@
 """What the explorer shows: a map of images, their neighbours, clusters, labels and subnetworks."""
 
 import importlib.util
+import json
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from torch.nn import functional
 from deepbregman.data import Split
 from deepbregman.data.labels import is_yes, read_table, was_suggested
 from deepbregman.errors import UserError, notify
+from deepbregman.runs import list_versions
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
 
@@ -220,7 +222,8 @@ def _recall_map(
     if cache is None:
         return compute().numpy(), method
     values = representation.float().cpu().contiguous().numpy().tobytes()
-    points = cache.keep("map", compute, method.encode(), str(seed).encode(), values)
+    made_by = json.dumps([method, seed, list_versions("umap-learn", "scikit-learn")])
+    points = cache.keep("map", compute, made_by.encode(), values)
     if points.shape != (len(representation), 2):  # it was changed
         points = compute()
     return points.numpy(), method

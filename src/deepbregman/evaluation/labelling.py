@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from deepbregman.data import FileImages, open_files
-from deepbregman.data.folders import quote_some
 from deepbregman.data.images import digest_content
-from deepbregman.data.labels import GivenLabel, check_counts
+from deepbregman.data.labels import GivenLabel, check_counts, refuse_names
 from deepbregman.errors import UserError
 from deepbregman.files import create_csv
 from deepbregman.runs import Record
@@ -197,11 +196,7 @@ def match_images(
         elif is_suggested:
             suggested.add(index)
     if unknown:
-        raise UserError(
-            f"labels: {len(unknown)} of {len(given)} names are not images of the data "
-            f"({quote_some(unknown)}); names are relative to the data's folder, such as "
-            f"{gallery.names[0]!r}"
-        )
+        raise refuse_names(unknown, len(given), gallery.names[0])
     return labels, extra, suggested
 
 

@@ -33,6 +33,8 @@ from deepbregman.runs import Run, list_versions
 
 FOLDER = "features"
 """Name of the folder in a run's folder."""
+PLACE = re.compile(r"(train|test):(\d{1,18})")
+"""A query that names an image by its place in a split."""
 LARGEST = 2**28
 """Bytes of an index; a larger one is not kept, since reading it would take long."""
 
@@ -93,7 +95,7 @@ class Names(NamedTuple):
 
 def find_place(words: str, splits: Mapping[str, Names], data: str) -> tuple[str, int] | None:
     """Find the image that a query names, as split and index; None for a file from elsewhere."""
-    place = re.fullmatch(r"(train|test):(\d{1,18})", words)
+    place = PLACE.fullmatch(words)
     if place is not None:
         name, index = place[1], int(place[2])
         size = splits[name].size if name in splits else 0
@@ -114,7 +116,12 @@ def find_place(words: str, splits: Mapping[str, Names], data: str) -> tuple[str,
         names = splits[name].names
         if names is not None and words in names:
             return name, names.index(words)
-    raise UserError(
+    raise refuse_query(words, data)
+
+
+def refuse_query(words: str, data: str) -> UserError:
+    """Say that a query names no image."""
+    return UserError(
         f"query {words!r}: neither an image file nor an image of {data!r}; give a file, "
         "the name of an image relative to the data's folder, or its place, such as train:17"
     )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from deepbregman.config import Config, to_toml
 from deepbregman.errors import UserError
 from deepbregman.files import Record
-from deepbregman.method.networks import RESNETS, TIMM, Encoder, create_timm
+from deepbregman.method.networks import TIMM, Encoder, create_timm
 from deepbregman.method.resnet import ResNet
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import load_trained
@@ -86,22 +86,6 @@ def _serialise(content: object) -> bytes:
     return buffer.getvalue()
 
 
-def _require_resnet(source: TrainedEncoder, names: tuple[str, ...], format_name: str) -> ResNet:
-    """Return the trunk if the encoder is one of these ResNets; refuse any other."""
-    name, trunk = source.config.encoder.name, source.encoder.trunk
-    if name in names and isinstance(trunk, ResNet):
-        return trunk
-    others = ["safetensors"]
-    if isinstance(trunk, ResNet) and name != "custom":
-        others = ["torchvision", "timm", *others]
-    elif name.startswith(TIMM):
-        others = ["timm", *others]
-    raise UserError(
-        f"--format {format_name} holds {', '.join(names)}, and this run's encoder is {name}: "
-        f"export it as {', '.join(others)} or onnx"
-    )
-
-
 # safetensors: the whole encoder and its configuration, for this library.
 
 
@@ -127,9 +111,15 @@ THUMBNAIL_STEM = (
 LOAD = 'model.load_state_dict(torch.load("FILE", weights_only=True))\n'
 
 
+def _get_resnet(source: TrainedEncoder) -> ResNet:
+    trunk = source.encoder.trunk
+    assert isinstance(trunk, ResNet)  # the command has checked its name
+    return trunk
+
+
 def to_torchvision(source: TrainedEncoder) -> Content:
     """Write the trunk of a ResNet as torchvision's network without its classifier."""
-    trunk = _require_resnet(source, RESNETS, "torchvision")
+    trunk = _get_resnet(source)
     usage = (
         "import torch, torchvision\n"
         f"model = torchvision.models.{source.config.encoder.name}()\n"
@@ -150,13 +140,8 @@ def to_timm(source: TrainedEncoder) -> Content:
     if name.startswith(TIMM):
         name = name.removeprefix(TIMM)
         options = create_timm(name, image_size)[1]
-    elif name in RESNETS and isinstance(trunk, ResNet):
-        stem_code = THUMBNAIL_STEM * (trunk.stem == "thumbnail")
     else:
-        raise UserError(
-            f"--format timm holds {', '.join(RESNETS)} and {TIMM}NAME, and this run's encoder is "
-            f"{name}: export it as safetensors or onnx"
-        )
+        stem_code = THUMBNAIL_STEM * (_get_resnet(source).stem == "thumbnail")
     arguments = "".join(f", {key}={value}" for key, value in options.items())
     usage = (
         "import timm, torch\n"
@@ -214,7 +199,7 @@ def to_detectron2(source: TrainedEncoder) -> Content:
 
     Counts of batches are left out: the frozen batch normalisation there has none.
     """
-    trunk = _require_resnet(source, tuple(DETECTRON2_DEPTHS), "detectron2")
+    trunk = _get_resnet(source)
     if trunk.stem != "standard":
         raise UserError(
             "--format detectron2 holds the standard stem, and this run's encoder has the thumbnail "

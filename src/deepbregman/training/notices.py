@@ -75,7 +75,8 @@ def describe_job(
     if source.classes and source.train.labels is not None and not config.objective.needs_labels:
         named = ", ".join(source.classes[:5]) + ", ..." * (len(source.classes) > 5)
         words = "labels evaluate the encoder, they do not train it"
-        yield f"{len(source.classes):,} classes: {named}; {words}"
+        classes = "class" if len(source.classes) == 1 else "classes"
+        yield f"{len(source.classes):,} {classes}: {named}; {words}"
     if start is not None:
         yield f"the encoder starts from the weights of {start}; its heads are new"
     per_epoch = job.steps_per_epoch * settings.batch_size * settings.accumulate
