@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from deepbregman import load_encoder
 from deepbregman.cli import VERBS, main
 from deepbregman.config import override, recipes, to_toml
 from deepbregman.runs import Run
-from deepbregman.terminal import print_note
+from deepbregman.terminal import print_note, progress_bars
 from deepbregman.training import checkpoints
 
 from .conftest import Command, Forks, save_photos
@@ -590,3 +591,15 @@ def test_errors_show_no_password(command):
     assert code == 2
     assert "***@host" in errors
     assert "geheim" not in errors
+
+
+def test_until_work_is_reported_a_bar_says_that_the_program_loads():
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=80)
+    with progress_bars(console, says_loading=True) as report:
+        assert "loading" in shown.getvalue()
+        report("thumbnails", 1, 2)
+        before = len(shown.getvalue())
+    last = shown.getvalue()[before:]
+    assert "thumbnails" in last
+    assert "loading" not in last

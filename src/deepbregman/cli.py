@@ -130,7 +130,8 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
                 console = open_lasting_console(quiet=find_process().rank > 0)
                 options["console"] = console
             if "progress" in signature.parameters:
-                bars = progress_bars(open_lasting_console(stderr=True))
+                is_silent = "console" not in signature.parameters
+                bars = progress_bars(open_lasting_console(stderr=True), says_loading=is_silent)
                 options["progress"] = stack.enter_context(bars)
             result = function(*arguments, **options)
         if show is not None:

@@ -80,18 +80,24 @@ def format_duration(seconds: float) -> str:
 
 
 @contextmanager
-def progress_bars(console: Console) -> Iterator[ReportProgress]:
+def progress_bars(console: Console, says_loading: bool = False) -> Iterator[ReportProgress]:
     """Draw a bar for each kind of work that is reported, on terminals only, until the block ends.
 
     A bar appears when its work is first reported as unfinished.
+
+    Args:
+        says_loading: until then, a bar says that the program loads: importing torch takes seconds.
+            Not for work that prints lines of its own in between.
     """
     if not console.is_terminal:  # older versions of rich print an empty line for bars that are off
         yield ignore_progress
         return
     with Progress(console=console, transient=True) as progress:
         bars: dict[str, TaskID] = {}
+        loading = progress.add_task("loading", total=None, visible=says_loading)
 
         def report(work: str, done: int, total: int) -> None:
+            progress.update(loading, visible=False)
             if work not in bars:
                 bars[work] = progress.add_task(work)
             progress.update(bars[work], completed=done, total=total)
