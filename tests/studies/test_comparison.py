@@ -24,7 +24,7 @@ from deepbregman.studies.definition import Study, StudyOptions, check_budget, re
 from deepbregman.studies.engine import MAIN_METRIC
 from deepbregman.studies.grid import open_grid
 from deepbregman.studies.grid_plan import name_study_folder, plan_study
-from deepbregman.studies.results import write_results
+from deepbregman.studies.results import estimate_interval, write_results
 
 from .conftest import TINY
 
@@ -409,3 +409,13 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     write_results(folder, {**plan.definition, "evaluate_on": "test"}, rows, {})
     with pytest.raises(UserError, match="compared on test images"):
         plan_study(study, dataclasses.replace(options, out=tmp_path / "a"))
+
+
+@pytest.mark.parametrize("later", [[0, 1, 2], [3, 2, 1, 0]])
+def test_seeds_with_other_test_images_have_no_interval_over_images(later):
+    """Such as runs of another machine, whose file of the same name has other images."""
+    first, second = (
+        Predictions(np.array(labels), [np.array(labels)], ()) for labels in ([0, 1, 2, 3], later)
+    )
+    assert estimate_interval([(first, first), (first, first)]) == [0.0, 0.0]
+    assert estimate_interval([(first, first), (second, second)]) is None

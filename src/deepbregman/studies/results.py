@@ -79,15 +79,18 @@ def estimate_interval(
 ) -> list[float] | None:
     """Return the interval of a difference in points, over seeds and test images.
 
-    Pairs are what two arms predicted with each seed. None if one is not kept, or of other images.
+    Pairs are what two arms predicted with each seed. None if one is not kept, or of other images
+    than the first.
     """
     import numpy as np
 
     changes, labels = [], None
     for mine, other in pairs:
-        if mine is None or other is None or not np.array_equal(mine.labels, other.labels):
+        if mine is None or other is None:
             return None
-        labels = mine.labels
+        labels = mine.labels if labels is None else labels
+        if not all(np.array_equal(labels, part.labels) for part in (mine, other)):
+            return None
         right = [
             np.mean([classes == labels for classes in part.predicted], axis=0)
             for part in (mine, other)
