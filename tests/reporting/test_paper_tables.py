@@ -85,6 +85,19 @@ def test_a_wide_interval_does_not_hide_the_means():
     assert "beyond 6 points" in figure.caption
 
 
+def test_runs_of_one_arm_with_other_settings_are_seen():
+    """Runs that were copied together may be of other lengths; their mean means little."""
+    shared = {"arm": "best", "data": "d", "encoder": "resnet18", "views_per_image": 2}
+    shared |= {"view_size": 24, "batch_size": 512, "seconds": 10.0, "state": "done"}
+    runs = [{**shared, "epochs": epochs} for epochs in (100, 20, 100)]
+    (costs,) = tabulate_quantities({"arms": [], "pairs": [], "runs": runs, "quantities": []})
+    (row,) = costs.rows
+    assert [cell.text for cell in row.cells] == [
+        *("resnet18", "100, 20", "2", "24", "512"),
+        *("10", "3", "0"),
+    ]
+
+
 def test_many_differences_are_told_apart():
     """The issue's arms have nine differences, and there are seven colours."""
     pairs = [

@@ -217,7 +217,8 @@ def _tabulate_costs(runs: Sequence[Record]) -> Table:
     for name, found in rows.items():
         seconds = [run["seconds"] for run in found if run["seconds"] is not None]
         took = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
-        cells = [*(str(found[0][key]) for key in names), took, str(len(found))]
+        settings = [", ".join(dict.fromkeys(str(run[key]) for run in found)) for key in names]
+        cells = [*settings, took, str(len(found))]
         diverged = sum(run["state"] == "diverged" for run in found)
         cells.append(str(diverged))
         lines.append(Row(name, tuple(Cell(text=text) for text in cells)))
