@@ -53,6 +53,16 @@ def test_the_caption_has_the_least_and_the_most_seeds():
     assert "; n = 1-3; 10,000 test images" in table.caption
 
 
+def test_what_no_arm_pretrained_is_said(tables):
+    """Training from random weights is measured once, in the column of the first arm."""
+    assert "random weights" not in tables["cifar10-accuracy"].caption
+    found = [quantity("semi", "1 % labels, supervised", "top1", differences=[])]
+    table, *_ = tabulate_quantities(
+        {"arms": ["simclr"], "pairs": [], "runs": [], "quantities": found}
+    )
+    assert "simclr: rows with 'supervised' start from random weights" in table.caption
+
+
 def test_a_difference_has_the_interval_that_counts_images(tables):
     markdown = to_markdown(tables["cifar10-accuracy-differences"])
     assert "| best - simclr |" in markdown

@@ -143,6 +143,10 @@ def _tabulate_values(results: Record, data: str, group: str, found: Sequence[Rec
         rows.append(Row(_name_quantity(quantity), tuple(cells)))
     columns = [*arms, *(f"published: {method}" for method, _ in printed)]
     caption = f"{SEEDS}; {_count_images(found)}"
+    untrained = [q for q in found if "supervised" in (q["protocol"], *q["variant"].split(", "))]
+    if untrained:
+        names = ", ".join(_list_used_arms(results, untrained))
+        caption += f". {names}: rows with 'supervised' start from random weights"
     if printed:
         where = "; ".join(f"{method}: {conditions}" for method, conditions in printed)
         caption += f". Published: {where}. {CAVEAT}"
