@@ -28,6 +28,29 @@ for image in sorted(IMAGES.glob("study-*.png")):
     )
 save_speed_figure(IMAGES / "speed.png", json.loads((RESULTS / "bench/h200/main.json").read_text()))
 
+
+def draw_bank() -> None:
+    """Draw accuracy over the size of the bank, once the study of the teacher has those arms."""
+    results = json.loads((RESULTS / "studies" / "teacher" / "results.json").read_text())
+    size = "divergence.num_subnetworks"
+    places = {
+        arm["name"]: {"x": arm["changes"][size], "series": "bank"}
+        for arm in results["study"]["arms"]
+        if arm["series"] == "bank"
+    }
+    if not places.keys() & {arm["arm"] for arm in results["arms"]}:
+        return
+    places |= {"recipe": {"x": 4096, "series": "bank"}, "none": {}}
+    arms = [{**arm, **places[arm["arm"]]} for arm in results["arms"] if arm["arm"] in places]
+    title = "How many subnetworks, if a bank of past targets gives them?"
+    study = {"title": title, "figure": "line", "reference": "none", "x_label": "size of the bank"}
+    cells = [row for row in results["cells"] if row["arm"] in places]
+    changed = {"arms": arms, "cells": cells, "study": results["study"] | study}
+    save_study_figure([IMAGES / "bank.png"], results | changed)
+
+
+draw_bank()
+
 PAIRS = {
     "best - simclr": "best - simclr",
     "best - best-control": "best - its control",

@@ -1,5 +1,6 @@
 """Figures and tables of studies and searches: what was measured stands where it belongs."""
 
+import html
 import io
 import json
 import re
@@ -103,6 +104,90 @@ def test_pairs_show_every_seed_and_the_differences():
     words = printed(screen.draw_study_tables(results))
     assert "-0.47 ± 0.55 [-1.83, +0.90] (n=3)" in words
     assert "Cost of training" in words
+
+
+PARTS = (  # arm, part, label, difference and its interval
+    ("recipe", "recipe", "as it is", 1.5, (1.0, 2.0)),
+    ("bank-256", "bank", "256", -0.8, (-1.4, -0.2)),
+    ("bank-65536", "bank", "65,536", 0.1, (-40.0, 40.2)),
+    ("view-strong", "teacher's view", "strong", 0.6, (0.1, 1.1)),
+)
+
+
+@pytest.fixture
+def parts(results) -> Record:
+    """A study that changes one part of a recipe at a time."""
+    results["study"] |= {"figure": "parts", "reference": "none", "published": []}
+    results["study"]["arms"] = [{"name": name} for name in ("none", *(row[0] for row in PARTS))]
+    mean = {"mean": 90.0, "deviation": 0.5, "n": 2}
+    metrics = ("linear, cached features", "knn, cosine, k=20")
+    arms = [{"arm": "none", "series": "SimCLR", "x": "no teacher", "against": None}]
+    for name, part, label, difference, interval in PARTS:
+        change = {"mean": difference, "deviation": 0.1, "n": 2, "interval": [-9.0, 9.0]}
+        change |= {"over_images": interval}
+        arms.append({"arm": name, "series": part, "x": label, "against": "none"})
+        arms[-1]["difference"] = dict.fromkeys(metrics, change)
+    results["arms"] = [{"metrics": dict.fromkeys(metrics, mean), **arm} for arm in arms]
+    return results
+
+
+def test_parts_stand_below_their_heading_with_their_intervals(parts):
+    linear, neighbours = grid_charts.draw_study(parts, "teacher")
+    assert linear.title == "Difference to SimCLR: linear classifier"
+    assert neighbours.title == "Difference to SimCLR: kNN, k = 20"
+    levels, points = layers_of(linear)[:2]
+    assert [(line["value"], line["word"]) for line in levels] == [(0.0, "SimCLR"), (1.5, "paper")]
+    ends = {point["name"]: (point["low"], point["value"], point["high"]) for point in points}
+    assert ends["bank-256"] == (-1.4, -0.8, -0.2)
+    low, _, high = ends["bank-65536"]
+    assert -4.0 < low < -0.8  # bars are cut, so that the dots do not lie on one line
+    assert 1.5 < high < 4.0
+    told = {point["name"]: point["told"] for point in points}
+    assert told == {
+        **{"recipe": "above", "bank-256": "below"},
+        **{"bank-65536": "not told apart", "view-strong": "above"},
+    }
+    parts["study"]["reference"] = "recipe"
+    assert grid_charts.draw_study(parts, "teacher")[0].title.startswith("Difference to paper: ")
+
+
+def test_the_figure_of_parts_has_one_caption_and_every_heading(parts, tmp_path):
+    grid_charts.save_study_figure([tmp_path / "parts.svg"], parts)
+    text = (tmp_path / "parts.svg").read_text()
+    words = [html.unescape(word) for word in re.findall(r">([^<>]+)<", text)]
+    rows = ["recipe", "as it is", "bank", "256", "65,536", "teacher's view", "strong"]
+    places = [words.index(row) for row in rows]
+    assert places == sorted(places)
+    assert len([word for word in words if "95 % interval" in word]) == 1
+    for arm in parts["arms"]:
+        arm.pop("difference", None)
+    grid_charts.save_study_figure([tmp_path / "none.svg"], parts)  # nothing to compare yet
+    assert not (tmp_path / "none.svg").exists()
+
+
+def test_the_table_of_parts_has_both_measures_and_their_differences(parts):
+    table = grid_tables.tabulate_study(parts, "")[0]
+    assert table.columns == (
+        *("linear classifier", "linear classifier, difference"),
+        *("kNN, k = 20", "kNN, k = 20, difference"),
+    )
+    rows = {row.name: row.cells for row in table.rows}
+    assert list(rows)[:3] == ["SimCLR: no teacher", "recipe: as it is", "bank: 256"]
+    assert rows["SimCLR: no teacher"][1] == Cell()  # it is not compared with itself
+    mean, difference = (cell.summary for cell in rows["bank: 256"][:2])
+    assert (mean["mean"], difference["mean"]) == (90.0, -0.8)
+    assert difference["interval"] == (-1.4, -0.2)
+    assert "Differences to none" in table.caption
+    words = printed(screen.draw_study_tables(parts))
+    assert "bank: 65,536" in words
+    assert "view-strong" not in words  # this table tells all
+
+
+def test_what_no_arm_has_in_the_paper_is_not_said_of_each(results):
+    assert printed(screen.draw_study_tables(results)).count("not in the paper") == 1
+    for arm in results["study"]["arms"]:
+        arm["beyond"] = True
+    assert "not in the paper" not in printed(screen.draw_study_tables(results))
 
 
 def test_an_unfinished_table_of_methods_says_how_many_are_in_it(results):

@@ -5,6 +5,7 @@ and paper alike. Altair is imported where it is used, since that takes half a se
 """
 
 import io
+import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -317,19 +318,32 @@ def draw_dots(
     runs: Sequence[Record] = (),
     printed: Sequence[Record] = (),
     references: Sequence[Record] = (),
+    lines: Mapping[str, str] | None = None,
 ) -> Any:
     """Draw every point as a dot with a bar from ``low`` to ``high``, in the line of its ``row``.
 
     Args:
         words: fields that show under the pointer, with their titles.
+        lines: the rows in their order, and what is written beside each; one without a point is a
+            heading. By default the rows of the points, by their names.
         arms: where they are given, the dots of one line lie below each other, by arm.
         levels: values to mark across all lines.
         references: values to mark across one line each.
     """
     import altair as alt
 
-    order = list(dict.fromkeys(point[row] for point in points))
-    y = alt.Y(f"{row}:N", sort=order, title=None, axis=alt.Axis(grid=True, tickBand="extent"))
+    names = list(dict.fromkeys(point[row] for point in points))
+    order = list(lines or names)
+    style: dict[str, Any] = {}
+    if lines:
+        heading = f"indexof({json.dumps(names)}, datum.value) < 0"
+        style = {
+            "labelExpr": f"({json.dumps(lines)})[datum.value]",
+            "labelFontWeight": {"condition": {"test": heading, "value": "bold"}, "value": "normal"},
+        }
+    axis = alt.Axis(grid=True, tickBand="extent", **style)
+    scale = alt.Scale(domain=order)
+    y = alt.Y(f"{row}:N", sort=order, title=None, scale=scale, axis=axis)
     x = alt.X("value:Q", title=unit, scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
     shared: dict[str, Any] = {"y": y, "color": colour}
     if arms:

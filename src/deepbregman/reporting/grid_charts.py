@@ -39,6 +39,10 @@ COMPARED: dict[str, str] = {
 """Metrics in which recipes are compared in figures; ``results.json`` compares all."""
 GROUPED = {"linear, cached features": "linear", "knn, cosine, k=200": "kNN (k = 200)"}
 """Metrics of figures and tables of methods; 200 neighbours are what others publish."""
+PART_METRICS = ("linear, cached features", "knn, cosine, k=20")
+"""Metrics of a figure of parts."""
+TOLD = {"above": PALETTE[2], "not told apart": GREY, "below": PALETTE[1]}
+"""What an interval of a difference says, and its colour."""
 MANY_RECIPES = 4
 """More recipes than these are not named one by one."""
 SERIES_COLOURS = {"SimCLR": PALETTE[1], "with divergence": PALETTE[0]}
@@ -114,6 +118,9 @@ def draw_study(results: Record, key: str) -> list[Figure]:
     """Draw a study of arms and seeds: accuracies, and differences to a reference."""
     kind = results["study"]["figure"]
     drawn: list[Figure | None] = []
+    if kind == "parts":
+        drawn += [_draw_parts(results, key, metric) for metric in PART_METRICS]
+        return [figure for figure in drawn if figure is not None]
     if kind == "groups":
         drawn += [_draw_groups(results, key, metric) for metric in GROUPED]
     else:
@@ -128,14 +135,16 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
     if results["study"]["figure"] != "pairs":
         figures = [figure for figure in figures if not figure.key.endswith("-differences")]
     if not figures:
-        return  # every seed of every arm diverged
+        return  # nothing is measured, or compared, yet
     seeds = len({row["seed"] for row in results["cells"] if "seed" in row})
     notes = [f"{describe_conditions(results)}; {count_words(seeds, 'seed')}"]
     notes += [as_sentence(describe_budget(results))] if describe_budget(results) else []
     diverged = describe_diverged(results)
     notes += [f"{as_sentence(diverged)}, which have no accuracy."] if diverged else []
-    several = len(figures) > 1
-    notes += [f"{f.title}: {f.caption}" if several else f.caption for f in figures]
+    if len({figure.caption for figure in figures}) == 1:
+        notes.append(figures[0].caption)
+    else:
+        notes += [f"{figure.title}: {figure.caption}" for figure in figures]
     drawn = {results["metric"], *COMPARED, *GROUPED}
     notes += [
         f"Published, {part['series']}: {part['source']}."
@@ -222,6 +231,53 @@ def _draw_groups(results: Record, key: str, metric: str) -> Figure | None:
     title = f"{COMPARED.get(metric, metric)}, %"
     spec = specify(chart, title, caption)
     return Figure(f"{key}-{slug(metric)}", title, caption, spec)
+
+
+def _draw_parts(results: Record, key: str, metric: str) -> Figure | None:
+    """Draw the difference of each arm to the reference, below the part of the recipe it changes."""
+    import altair as alt
+
+    points, lines = [], {}
+    for arm in results["arms"]:
+        difference = (arm.get("difference") or {}).get(metric)
+        if difference is None:
+            continue
+        lines[f"part {arm['series']}"], lines[arm["arm"]] = arm["series"], str(arm["x"])
+        point = make_difference_point("", arm["series"], difference)
+        told = "below" if point["high"] < 0.0 else "above" if point["low"] > 0.0 else ""
+        is_known = point["low"] < point["high"]  # of one seed, predictions are needed for that
+        told = told if told and is_known else "not told apart"
+        points.append({**point, "name": arm["arm"], "told": told})
+    if not points:
+        return None
+    means = [0.0, *(point["value"] for point in points)]
+    margin = max(1.0, 0.3 * (max(means) - min(means)))  # the interval of two seeds may be huge
+    low, high = min(means) - margin, max(means) + margin
+    for point in points:
+        point["low"], point["high"] = max(point["low"], low), min(point["high"], high)
+    known = {"recipe": results["recipe"], "none": "SimCLR"}
+    reference = known.get(results["study"]["reference"], str(name_reference(results)))
+    levels = [{"value": 0.0, "word": reference}]
+    levels += [
+        {**point, "word": known[point["name"]]} for point in points if point["name"] in known
+    ]
+    scale = alt.Scale(domain=list(TOLD), range=list(TOLD.values()))
+    legend = alt.Legend(title=None, orient="bottom", symbolOpacity=1, columns=3)
+    chart = draw_dots(
+        points,
+        "name",
+        alt.Color("told:N", scale=scale, legend=legend),
+        {"name:N": "arm", "arm:N": "part", "shown:N": "difference"},
+        unit="points",
+        levels=levels,
+        lines=lines,
+    )
+    words = begin_chart(levels).mark_text(baseline="bottom", dy=-3, color=GREY)
+    chart += words.encode(x=alt.X("value:Q"), y=alt.value(0), text="word:N")
+    title = f"Difference to {reference}: {COMPARED[metric]}"
+    caption = "each line changes one part of the recipe; bar: 95 % interval of the difference, cut "
+    caption += f"where it is long; {format_seeds(point['n'] for point in points)}"
+    return Figure(f"{key}-{slug(metric)}", title, caption, specify(chart, title, caption))
 
 
 def _draw_line(

@@ -10,6 +10,7 @@ from .charts import as_sentence
 from .grid_charts import (
     COMPARED,
     GROUPED,
+    PART_METRICS,
     describe_budget,
     describe_conditions,
     describe_diverged,
@@ -45,12 +46,14 @@ INTERVAL = (
 def tabulate_study(results: Record, key: str) -> list[Table]:
     """Make the tables of a study of arms and seeds: metrics, differences, costs.
 
-    Methods and learning rates have a table of their own before these, with a line for each method.
+    Methods, learning rates and parts have a table of their own before these, with all that counts.
     """
     tables = [_tabulate_arms(results, key)]
     if results["study"]["figure"] == "groups":
         tabulate = _tabulate_methods if is_of_methods(results) else _tabulate_series
         tables.insert(0, tabulate(results, key))
+    if results["study"]["figure"] == "parts":
+        tables.insert(0, _tabulate_parts(results, key))
     if name_reference(results) is not None:
         tables.append(_tabulate_differences(results, key))
     if results["study"]["figure"] == "pairs":
@@ -123,17 +126,37 @@ def _tabulate_series(results: Record, key: str) -> Table:
     )
 
 
+def _tabulate_parts(results: Record, key: str) -> Table:
+    """Make a line for each arm, by the part that it changes: accuracies and their differences."""
+    rows, seeds = [], []
+    for arm in results["arms"]:
+        cells = []
+        for metric in PART_METRICS:
+            difference = (arm.get("difference") or {}).get(metric)
+            cells.append(make_cell(arm["metrics"].get(metric)))
+            cells.append(make_difference_cell(difference) if arm["against"] else Cell())
+        marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
+        seeds += [cell.summary["n"] for cell in cells if cell.summary]
+        rows.append(Row(f"{arm['series']}: {arm['x']}", tuple(cells), marks=tuple(marks)))
+    columns = [word for m in PART_METRICS for word in (COMPARED[m], f"{COMPARED[m]}, difference")]
+    caption = f"{describe_conditions(results)}; {format_seeds(seeds)}. Differences to "
+    caption += f"{name_reference(results)} have the {INTERVAL}"
+    title = results["study"]["title"]
+    return Table(f"{key}-parts", title, "part", tuple(columns), tuple(rows), caption)
+
+
 def _tabulate_arms(results: Record, key: str) -> Table:
     columns = list(dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"]))
     printed = list_published_series(results)
     definitions = {arm["name"]: arm for arm in results["study"]["arms"]}
+    some = not all(arm.get("beyond") for arm in definitions.values())  # else the note says it once
     rows = []
     for arm in results["arms"]:
         cells = [make_cell(arm["metrics"].get(name)) for name in columns]
         marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
         defined = definitions.get(arm["arm"], {})
         marks += ["supervised"] if defined.get("supervised") else []
-        marks += ["not in the paper"] if defined.get("beyond") else []
+        marks += ["not in the paper"] if some and defined.get("beyond") else []
         note = ", ".join(filter(None, [_count_seeds(cells), *marks]))
         cells += _list_published_cells(arm, printed)
         rows.append(Row(arm["arm"], tuple(cells), note=note, marks=tuple(marks)))

@@ -174,7 +174,7 @@ def draw_study_tables(results: Record) -> Group:
     budget = grid_charts.describe_budget(results)
     words = f"{arms.title} {grid_charts.describe_conditions(results)}"
     arms = arms._replace(title=words + f"; {budget}" * bool(budget))
-    if results["study"]["figure"] == "groups":  # one line for each method tells all
+    if results["study"]["figure"] in ("groups", "parts"):  # the first table tells all
         return Group(FittingTable(arms))
     shown = (*STUDY_METRICS, *grid_tables.COSTS.values(), "seconds")
     return Group(*(FittingTable(table, shown) for table in (arms, *others)))

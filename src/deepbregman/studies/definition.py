@@ -174,10 +174,10 @@ class Study:
     title: str
     arms: tuple[Arm, ...]
     x_label: str
-    figure: Literal["line", "bars", "groups", "drops", "pairs"]
+    figure: Literal["line", "bars", "groups", "drops", "pairs", "parts"]
     """Accuracy over a number; over words; over words, with all series of a word in one line; lost
-    against the first arm of each series; or every seed of every arm, and its difference to the
-    reference."""
+    against the first arm of each series; every seed of every arm, and its difference to the
+    reference; or the differences to the reference, by series."""
     recipe: str = "paper"
     recipes: tuple[str, ...] = ()
     """Names of the recipes, the reference first, if the arms are whole recipes."""

@@ -31,7 +31,7 @@ STUDY = Study(
         ),
     ),
     x_label="factor",
-    figure="bars",
+    figure="parts",
     reference="recipe",
     note=(
         "The paper takes two linear layers of 32 and 1 with batch normalisation and says that the "

@@ -61,7 +61,7 @@ STUDY = Study(
         ),
     ),
     x_label="part",
-    figure="bars",
+    figure="parts",
     recipe="best",
     reference="none",
     note=(
