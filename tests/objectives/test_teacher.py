@@ -138,7 +138,8 @@ def test_momentum_after_n_steps_in_closed_form():
     expected = 0.9**7 * first + (1 - 0.9**7) * student.weight.detach()
     torch.testing.assert_close(teacher.network.weight, expected)
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
-    assert not teacher(torch.randn(1, 3, dtype=torch.float64)).requires_grad
+    images = torch.randn(1, 3, dtype=torch.float64, requires_grad=True)
+    assert not teacher(images).requires_grad
     teacher.update(student, momentum=0.0)
     assert torch.equal(teacher.network.weight, student.weight)
 
