@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepbregman import Bank, Config, Teacher, match_divergence, soft_divergence
 from deepbregman.commands.pretrain import pretrain, resume
@@ -358,6 +359,31 @@ def test_the_step_is_compiled_once():
     assert filled == [False, False, True, True, True, True]
     assert len(set(momenta)) == 6
     assert counters["stats"]["unique_graphs"] == 1
+
+
+class NoReading(TorchDispatchMode):
+    """Refuses what makes the host wait for the value of a tensor, on any device."""
+
+    READING = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in self.READING, f"{func} waits"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("source", ["learned", "bank", "prototypes"])
+def test_no_value_is_read_in_a_step(source):
+    """While the bank fills and is full; test_loop_gpu.py asks CUDA itself."""
+    changes = {} if source == "bank" else {"divergence.info_nce": 0.0}
+    step = build_step(configure(**changes, **{"divergence.source": source}))
+    step.views = ViewGroups(PlainViews(2), PlainViews(2))
+    with pytest.raises(AssertionError, match="waits"), NoReading():
+        step.divergence.numbers[0].item()
+    for number in range(5):
+        with NoReading():
+            step.follow_schedule(number, steps_per_epoch=2)
+            take_step(step, number).total.backward()
+            step.after_step(number / 5)
 
 
 def test_without_the_divergence_nobody_asks_the_teacher():
