@@ -97,6 +97,10 @@ def test_end_to_end_without_the_test_images(command, few_digits, out, explosive,
         ]
     )
     rows = trials(out)
+    origin = json.loads((out / "trials.json").read_text())["provenance"]
+    of_trial = Run.open(out / "runs" / "trial-0000").provenance()
+    for name in ("commit", "source", "versions", "device"):
+        assert origin[name] == of_trial[name]
     assert [row["state"] for row in rows] == ["complete"] * 2
     best = max(rows, key=lambda row: row["value"])
     found = load_recipe(str(out / "best.toml"))

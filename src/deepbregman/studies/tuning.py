@@ -28,8 +28,16 @@ from deepbregman.files import refuse_link
 from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.published import is_dataset
 from deepbregman.reporting.searches import save_search_figure
-from deepbregman.runs import Record, now, read_command_line, replace_file, write_csv, write_json
-from deepbregman.training.devices import pick_device
+from deepbregman.runs import (
+    Record,
+    collect_provenance,
+    now,
+    read_command_line,
+    replace_file,
+    write_csv,
+    write_json,
+)
+from deepbregman.training.devices import device_name, pick_device
 
 from .definition import Search, SearchOptions, StudyResult
 from .engine import EvaluationPlan, Queue, Trial, Worker, become_worker, lock, work
@@ -128,6 +136,9 @@ def join_search(
     stored = optuna.load_study(study_name=name, storage=storage).user_attrs if known else {}
     plan = plan_search(recipe, options, stored.get("definition"))
     plan.definition.setdefault("command", read_command_line())  # the one that began the search
+    if not known:
+        device = device_name(pick_device(options.accelerator))
+        plan.definition["provenance"] = collect_provenance(device)
     worker = stored.get("workers", 0)
     pruner = optuna.pruners.MedianPruner if plan.definition["prune"] else optuna.pruners.NopPruner
     study = optuna.create_study(
