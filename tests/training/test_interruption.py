@@ -139,24 +139,43 @@ def test_ctrl_c_is_answered_before_a_long_call_ends():
     assert words == "\nsaving after this step; Ctrl-C again stops at once\n"
 
 
-TWICE = """
-import ctypes, os, signal, threading
+REPEATED = """
+import ctypes, signal, sys, threading
+from deepbregman.launching import COMMAND_LINE
 from deepbregman.training.faults import watch_signals
+COMMAND_LINE.set(["pretrain"] if sys.argv[1] == "command" else None)
 send = lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 with watch_signals(command="deepbregman again"):
-    for seconds in (0.1, 0.5):
+    for seconds in map(float, sys.argv[3:]):
         threading.Timer(seconds, send).start()
-    ctypes.CDLL(None).poll(None, 0, 60_000)  # C code that sees no signal, as a long call of torch
+    # C code that sees no signal, as a long call of torch
+    ctypes.CDLL(None).poll(None, 0, int(sys.argv[2]))
 """
 
 
-def test_a_second_ctrl_c_does_not_wait_for_a_long_call():
-    command = [sys.executable, "-c", TWICE]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+def interrupt(who: str, milliseconds: int, *seconds: float) -> subprocess.CompletedProcess[str]:
+    """Send Ctrl-C at some times to a process that is in a long call."""
+    words = [sys.executable, "-c", REPEATED, who, str(milliseconds), *map(str, seconds)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=50, check=False)
+
+
+@pytest.mark.parametrize("seconds", [(0.1, 0.5), (0.1, 0.5, 0.9)])
+def test_a_second_ctrl_c_does_not_wait_for_a_long_call(seconds):
+    """Nor does a third one, of an impatient user, take it back."""
+    ended = interrupt("command", 60_000, *seconds)
     assert ended.returncode == 130
     first, second = ended.stderr.strip().splitlines()[::2]
     assert first.startswith("saving after this step")
     assert second.endswith("what was saved before is kept, continue with: deepbregman again")
+
+
+def test_a_second_ctrl_c_does_not_end_a_program_of_the_users_own():
+    """A notebook would lose all that it has computed."""
+    ended = interrupt("program", 4_000, 0.1, 0.5)
+    assert ended.returncode == 0
+    assert ended.stderr.strip().splitlines() == [
+        "saving after this step; Ctrl-C again stops at once"
+    ]
 
 
 @pytest.mark.parametrize(

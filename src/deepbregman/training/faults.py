@@ -1,7 +1,6 @@
 """Causes that stop a run: signals, a full disk or memory, non-finite numbers."""
 
 import os
-import select
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -24,7 +23,7 @@ from deepbregman.errors import (
     first_line,
     is_out_of_memory,
 )
-from deepbregman.launching import LAUNCHER, find_process, list_stopping_signals
+from deepbregman.launching import COMMAND_LINE, LAUNCHER, find_process, list_stopping_signals
 
 if TYPE_CHECKING:
     from .fabric import Fabric
@@ -72,7 +71,8 @@ def watch_signals(
 
     Args:
         command: what continues the run; with it, the first Ctrl-C is confirmed on standard
-            error, and the second ends the process even within a long call of C code.
+            error, and the second ends the process even within a long call of C code, unless the
+            process is a program of the user's own.
         has_nothing_to_save: whether a signal raises :class:`StoppedAtOnce` now.
     """
     received: list[int] = []
@@ -114,6 +114,8 @@ def _answer_at_once(
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
+    ended = threading.Event()
+    is_ours = COMMAND_LINE.get() is not None  # a notebook would lose all that it has computed
 
     def wait_for(*numbers: int) -> int:
         while (number := os.read(reading, 1)[0]) not in (0, *numbers):  # 0 is the end
@@ -125,7 +127,7 @@ def _answer_at_once(
             return
         with suppress(OSError):  # standard error is closed
             os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")
-        if wait_for(signal.SIGINT) == 0 or select.select([reading], [], [], GRACE_SECONDS)[0]:
+        if not is_ours or wait_for(signal.SIGINT) == 0 or ended.wait(GRACE_SECONDS):
             return
         with suppress(OSError):
             shown = "\x1b[?25h" if os.isatty(2) else ""  # the bar hides the cursor
@@ -139,6 +141,7 @@ def _answer_at_once(
         yield
     finally:
         signal.set_wakeup_fd(before)
+        ended.set()
         os.write(writing, b"\0")
         thread.join()
         os.close(reading)
