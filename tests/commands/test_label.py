@@ -300,6 +300,7 @@ def test_digits_have_the_accuracy_that_is_expected(short_run):
         (FEW, ["--sheet", "sheet.csv"], "with that ending"),
         (FEW, ["--suggest", -1], "suggest is -1"),
         (FEW, ["--data", "nowhere"], "no such folder"),
+        (FEW, ["--data", "."], "no image in it"),
     ],
 )
 def test_errors(command, run, tmp_path, monkeypatch, lines, words, expected):
@@ -312,6 +313,19 @@ def test_errors(command, run, tmp_path, monkeypatch, lines, words, expected):
     assert expected in err
     assert {path.name for path in tmp_path.iterdir()} == before
     assert (tmp_path / "old.csv").read_text() == "precious"
+
+
+def test_names_that_a_table_protects_are_found(run, photos, tmp_path):
+    """A spreadsheet would take them for formulas, so tables put an apostrophe before them."""
+    shutil.copytree(photos, tmp_path / "photos")
+    for path in (tmp_path / "photos").iterdir():
+        path.rename(path.with_name(f"-{path.name}"))
+    few = {f"-{name}": name.partition("-")[0] for name in FEW}
+    given = {"data": str(tmp_path / "photos"), "out": tmp_path / "all.csv"}
+    first = deepbregman.label(run, few, **given)
+    assert "'-red-0.png" in given["out"].read_text()
+    again = deepbregman.label(run, given["out"], data=given["data"])
+    assert again.given.tolist() == first.given.tolist()
 
 
 def test_more_errors(run, photos):

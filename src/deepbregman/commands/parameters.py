@@ -83,8 +83,9 @@ def find_unknown_images(
         dataset, folder = find_source(data or config.data.source)
         if dataset is not None or is_stored(folder) or not folder.is_dir():
             return [], ""
-        elsewhere = [name for name in names if not expand_home(Path(name)).is_file()]
-        return find_unknown(folder, (name for name in elsewhere if not PLACE.fullmatch(name)))
+        asked = [name for name in names if not PLACE.fullmatch(name)]
+        asked = [name for name in asked if not expand_home(Path(name)).is_file()]
+        return find_unknown(folder, asked) if asked else ([], "")  # listing a folder takes time
     except (OSError, UserError):
         return [], ""
 
