@@ -311,3 +311,10 @@ def test_targets_of_a_large_bank_are_prepared_in_parts(smoothing, monkeypatch):
     assert found.dtype == torch.float64
     assert torch.allclose(found, learned_divergence(q[:5].double(), q.double(), smoothing))
     assert made.largest <= 512 * 540  # the rows that show the rank; all would be 2000 * 540
+
+
+def test_a_row_that_is_no_number_leaves_the_others_right():
+    q, p = cosine_scores(normal(600, 8), normal(540, 8, seed=1)), normal(3, 540, seed=2)
+    expected = learned_divergence(p[1:], q, 0.2)
+    p[0, 0] = torch.nan
+    assert torch.allclose(prepare_targets(q, 0.2)(p)[1:], expected)

@@ -251,7 +251,7 @@ def _project(scores: Tensor, basis: Tensor) -> Tensor | None:
     for part in split_rows(scores):
         wide = part.double()
         found.append(wide @ basis)
-        if (found[-1] @ basis.T - wide).abs().max() > _ROUNDING * largest:
+        if not (found[-1] @ basis.T - wide).abs().max() <= _ROUNDING * largest:  # also for NaN
             return None
     return torch.cat(found)
 
