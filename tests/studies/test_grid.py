@@ -303,6 +303,17 @@ def test_a_run_without_enough_memory_does_not_stop_the_others(error, few_digits,
     assert len(read(out)["cells"]) == 2
 
 
+def test_no_run_has_enough_memory(few_digits, out, monkeypatch):
+    def run_out_of_memory(*arguments: Any) -> Record:
+        raise MemoryError
+
+    monkeypatch.setattr(engine, "run_trial", run_out_of_memory)
+    words = r"5-seed0 \(MemoryError\); 0 of 1 runs are done; on a machine with more memory"
+    with pytest.raises(UserError, match=words):
+        run_study(kappa.STUDY, settings(few_digits, out, only=("5",), seeds=1))
+    assert not (out / "results.json").exists()
+
+
 @pytest.mark.parametrize("linked", ["runs", "runs/none-seed0"])
 def test_a_trial_behind_a_link_is_left_alone(linked, few_digits, tmp_path):
     theirs = tmp_path / "theirs"

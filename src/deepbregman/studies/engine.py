@@ -381,9 +381,10 @@ def work(queue: Queue, worker: Worker, command: str) -> Record:
                         queue.save()
                     continue
                 if failures := queue.find_failures():
+                    written = ", and their results are written" * (queue.count()[0] > 0)
                     raise UserError(
-                        f"{failures}; {queue.describe()}, and their results are written; "
-                        f"on a machine with more memory continue with: {command}"
+                        f"{failures}; {queue.describe()}{written}; on a machine with more memory "
+                        f"continue with: {command}"
                     )
                 if not is_waiting:
                     worker.say("waiting for other workers, which run the remaining trials")
