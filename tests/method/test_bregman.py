@@ -302,7 +302,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_targets_of_a_large_bank_are_prepared_in_parts(smoothing, monkeypatch):
-    """50,000 images with 65,536 scores would fill the memory of a GPU five times in float64."""
+    """50,000 images with 65,536 scores are 26 GB in float64, and five such matrices were made."""
     monkeypatch.setattr(bregman_module, "_ENTRIES", 100 * 540)
     z, bank = normal(2000, 8).float(), normal(540, 8, seed=1).float()
     q = cosine_scores(z, bank)
