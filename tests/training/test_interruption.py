@@ -191,6 +191,14 @@ def test_only_a_ctrl_c_that_saves_is_answered(number, options):
     assert signal.set_wakeup_fd(-1) == -1  # as it was before
 
 
+def test_where_pipes_always_block_nothing_is_answered(monkeypatch):
+    """On Windows with Python 3.11: the run saves at the end of its step, as elsewhere."""
+    monkeypatch.delattr(os, "set_blocking")
+    with watch_signals(command="again") as received:
+        signal.raise_signal(signal.SIGINT)
+    assert received == [signal.SIGINT]
+
+
 def test_termination_may_be_asked_for_twice():
     with watch_signals() as received:
         signal.raise_signal(signal.SIGTERM)

@@ -89,7 +89,8 @@ def watch_signals(
     before = {number: signal.signal(number, receive) for number in list_stopping_signals()}
     try:
         answers = _answer_at_once(before, has_nothing_to_save, command)
-        with answers if command else nullcontext():
+        can_answer = hasattr(os, "set_blocking")  # not on Windows before Python 3.12
+        with answers if command and can_answer else nullcontext():
             yield received
     finally:
         for number, handler in before.items():
