@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -300,6 +301,28 @@ def test_a_run_without_enough_memory_does_not_stop_the_others(error, few_digits,
     enough = True
     run_study(kappa.STUDY, asked)
     assert begun[2:] == ["5-seed0"]
+    assert len(read(out)["cells"]) == 2
+
+
+def test_a_run_without_enough_memory_may_fit_another_worker(few_digits, out, monkeypatch):
+    """That worker has claimed it meanwhile, so it is waited for as any other is."""
+    held, too_large = ExitStack(), []
+
+    def run_out_of_memory(trial: Trial, *arguments: Any) -> Record:
+        if trial.name == "5-seed0":
+            too_large.append((trial, *arguments))
+            raise MemoryError
+        held.enter_context(lock(out, "5-seed0", wait=False))  # the other worker's
+        return run_trial(trial, *arguments)
+
+    def end_run_of_other_worker(seconds: float) -> None:
+        while too_large:
+            run_trial(*too_large.pop())
+        held.close()
+
+    monkeypatch.setattr(engine, "run_trial", run_out_of_memory)
+    monkeypatch.setattr(engine.time, "sleep", end_run_of_other_worker)
+    run_study(kappa.STUDY, settings(few_digits, out, only=("5", "20"), seeds=1))
     assert len(read(out)["cells"]) == 2
 
 

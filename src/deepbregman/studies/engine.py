@@ -297,7 +297,7 @@ class Queue(ABC):
         """Write the results of all trials that are done."""
 
     def find_failures(self) -> str:
-        """Explain why no trial is left that this process can run; empty while there is one."""
+        """Explain why no trial is left to run or to wait for; empty while there is one."""
         return ""
 
     def describe(self) -> str:
@@ -359,10 +359,15 @@ class TrialQueue(Queue):
             torch.cuda.empty_cache()
 
     def find_failures(self) -> str:
-        """Explain why no trial is left that this process can run; empty while there is one."""
+        """Explain why no trial is left to run or to wait for; empty while there is one."""
         names = [trial.name for trial in self.waiting]
         if not names or not self.too_large.keys() >= set(names):
             return ""
+        for trial in self.waiting:
+            with lock(self.folder, trial.name, wait=False) as is_free:
+                # Another process, which may have more memory, runs it now, or just has.
+                if not is_free or trial.outcome() is not None:
+                    return ""
         return f"memory ran out in {', '.join(names)} ({self.too_large[names[0]]})"
 
 
