@@ -4,8 +4,9 @@ import csv
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from deepbregman.cli import main
 from deepbregman.commands.study import tables
 from deepbregman.config import load_recipe
 from deepbregman.errors import UserError
-from deepbregman.evaluation.inputs import open_labelled
+from deepbregman.evaluation.inputs import Evaluation, open_labelled
 from deepbregman.evaluation.results import KeptPredictions
 from deepbregman.reporting.sections import read_study
 from deepbregman.runs import Run
 from deepbregman.studies import engine
+from deepbregman.studies import tables as tables_module
 from deepbregman.studies.tables import TableEvaluation, TableQueue
 from deepbregman.studies.tables_plan import (
     ARMS,
@@ -126,6 +128,39 @@ def test_what_is_refused_before_any_work(changes, words, few_digits, tmp_path):
 def read(folder: Path) -> Record:
     record: Record = json.loads((folder / "results.json").read_text())
     return record
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")]
+)
+def test_a_signal_between_protocols_says_how_to_go_on(
+    number, name, few_digits, tmp_path, monkeypatch, command
+):
+    measure = tables_module.run_protocols
+
+    def stop(evaluation: Evaluation) -> list[Record]:
+        if "semi" in evaluation.options.protocols:
+            signal.raise_signal(number)
+        return measure(evaluation)
+
+    def end(*_: object) -> NoReturn:
+        raise AssertionError("SIGTERM would have ended the process without a word")
+
+    monkeypatch.setattr(tables_module, "run_protocols", stop)
+    out = tmp_path / "tables"
+    words = ("--data", few_digits, "--arms", "digits", "--seeds", 1, "--epochs", 1, "--out", out)
+    changes = ("--set", "encoder.name=small", *TINY)
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        code, _, err = command("study", "tables", *words, "--protocols", "knn", "semi", *changes)
+        assert signal.getsignal(signal.SIGTERM) is end  # as it was
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert code == 128 + number
+    said = f"stopped by {name}; 0 of 1 runs are done; continue with: the same command\n"
+    assert err.endswith(said)
+    (run,) = (out / "runs").iterdir()
+    assert {row["protocol"] for row in Run.open(run).evaluations()} == {"knn"}
 
 
 def test_a_study_is_stopped_continued_and_extended(uneven, tmp_path, monkeypatch):

@@ -11,12 +11,14 @@ import math
 import os
 import shutil
 import signal
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -371,14 +373,37 @@ class TrialQueue(Queue):
         return f"memory ran out in {', '.join(names)} ({self.too_large[names[0]]})"
 
 
+@contextmanager
+def take_sigterm_as_ctrl_c() -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt at SIGTERM, which Optuna and evaluations know; list the signal.
+
+    While a run trains, its own handlers take the place of this one, and it saves itself.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # only the main thread may set handlers
+        return
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, receive)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def work(queue: Queue, worker: Worker, command: str) -> Record:
     """Run trials until all are done, together with other processes.
 
     Waits for the trials of other processes, in case one of them dies.
     """
     is_waiting = False
+    received: list[int] = []
     try:
-        with worker.progress:
+        with take_sigterm_as_ctrl_c() as received, worker.progress:
             while (counts := queue.count())[0] < counts[1]:
                 worker.show(*counts)
                 if queue.run_next(worker):
@@ -398,7 +423,7 @@ def work(queue: Queue, worker: Worker, command: str) -> Record:
     except Interrupted as error:
         raise Stopped(queue.describe(), command, error.signal_number) from None
     except KeyboardInterrupt:
-        raise Stopped(queue.describe(), command, signal.SIGINT) from None
+        raise Stopped(queue.describe(), command, (received or [signal.SIGINT])[0]) from None
     except Fault as error:
         raise Fault(error.words, command) from error
     return queue.save()
