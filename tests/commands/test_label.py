@@ -246,6 +246,21 @@ def test_balanced_labels_that_are_more_often_wrong_are_told(run, tmp_path, capsy
     assert f"{words} (99.9 %)" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("enough", "expected", "is_said"), [(800, 60.0, True), (800, 95.0, False), (2, 60.0, False)]
+)
+def test_low_accuracy_after_a_short_training_is_told(
+    enough, expected, is_said, run, photos, tmp_path, capsys
+):
+    copy = Run(shutil.copytree(run.path, tmp_path / "run"))
+    copy.keep_enough(enough)
+    found = deepbregman.label(copy, write_table(tmp_path / "few.csv", *FEW), suggest=0)
+    show(replace(found, expected=found.expected._replace(value=expected)), Console(width=1000))
+    again = f"`deepbregman pretrain {photos} --encoder.weights {copy.path} --budget TIME --run NEW`"
+    words = f"training was short: up to {enough} epochs improve the result: {again}\n"
+    assert capsys.readouterr().out.count(words) == int(is_said)
+
+
 def test_labels_that_differ_in_case_are_pointed_out(run, tmp_path):
     table = write_table(tmp_path / "few.csv", *FEW)
     table.write_text(table.read_text().replace("red-0.png,red", "red-0.png,Red"))

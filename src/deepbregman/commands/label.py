@@ -29,6 +29,7 @@ from .parameters import (
     find_unknown_images,
     open_images,
 )
+from .pretrain_options import say_short
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +50,8 @@ UNEVEN = 2
 over the classes is printed as well."""
 WIDE = 25.0
 """Percentage points; of a wider interval the user is told how to narrow it."""
+LOW = 90.0
+"""Per cent; where less is expected of a run that was trained for a short time, it is told so."""
 
 
 def label(
@@ -248,6 +251,9 @@ def show(found: "Labelling", console: Console) -> None:
     if found.expected.high - found.expected.low > WIDE:
         words = "with 4 times as many labels, drawn at random, it is about half as wide"
         say(console, f"the interval is wide; {words}")
+    trained = Run.open(found.run)
+    if found.expected.value < LOW and (short := say_short(trained, trained.config)):
+        say(console, f"training was short: {short}")
     if is_uneven:
         which = " with two labels or more" * (1 in found.class_sizes)
         say(console, f"as the mean over the classes{which}: {_describe(found.expected_balanced)}")
