@@ -95,6 +95,22 @@ def test_values_of_images_alike_say_that_they_are_of_others():
     assert len(exact) == 2
 
 
+@pytest.mark.parametrize(
+    ("data", "num_test", "is_voc"),
+    [
+        ("voc", 4952, True),
+        ("/data/VOCdevkit", 4952, True),
+        ("/data/VOCdevkit", 100, False),
+        ("voc", 100, False),
+    ],
+)
+def test_a_devkit_is_voc_by_the_whole_test_split_of_2007(data, num_test, is_voc):
+    measure = Measure(data, "detect", "C4, pretrained", "AP50-07", "", 16551, num_test)
+    assert [entry.value for entry in find_published(measure)] == [82.6, 82.5, 82.4, 82.6, 82.7][
+        : 5 * is_voc
+    ]
+
+
 def series(name: str, values: Record, **conditions: object) -> Record:
     return {"series": name, "values": values, "data": "cifar10", "source": "a table", **conditions}
 
