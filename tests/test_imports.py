@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands": FOUNDATION
     | {
         "commands/parameters",
+        "commands/pretrain_options",
         "commands/pretrain",
         "method",
         "objectives",

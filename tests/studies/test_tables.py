@@ -151,11 +151,14 @@ def test_a_signal_between_protocols_says_how_to_go_on(
     words = ("--data", few_digits, "--arms", "digits", "--seeds", 1, "--epochs", 1, "--out", out)
     changes = ("--set", "encoder.name=small", *TINY)
     before = signal.signal(signal.SIGTERM, end)
+    # A shell starts background jobs with Ctrl-C ignored.
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code, _, err = command("study", "tables", *words, "--protocols", "knn", "semi", *changes)
         assert signal.getsignal(signal.SIGTERM) is end  # as it was
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
     assert code == 128 + number
     said = f"stopped by {name}; 0 of 1 runs are done; continue with: the same command\n"
     assert err.endswith(said)
