@@ -198,6 +198,8 @@ def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Ten
         A function from p, (N, K) or (N, S, K), to (N, M).
     """
     if smoothing is None or is_hard(smoothing):
+        # By index, unlike in `divergence`: one-hot rows of q would be as large as its scores, and
+        # nothing here is trained.
         winner = of_distribution(q).argmax(dim=1)
 
         def find_gaps(p: Tensor) -> Tensor:

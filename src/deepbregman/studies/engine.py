@@ -11,11 +11,10 @@ import math
 import os
 import shutil
 import signal
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -39,7 +38,7 @@ from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import say
 from deepbregman.training.callbacks import Callback
-from deepbregman.training.faults import Fault, Interrupted, name_signal
+from deepbregman.training.faults import Fault, Interrupted, handle_signals, name_signal
 
 from .definition import EvaluateOn, describe_differences
 from .results import MAIN_METRIC
@@ -373,28 +372,6 @@ class TrialQueue(Queue):
         return f"memory ran out in {', '.join(names)} ({self.too_large[names[0]]})"
 
 
-@contextmanager
-def take_sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt at SIGTERM, which Optuna and evaluations know; list the signal.
-
-    While a run trains, its own handlers take the place of this one, and it saves itself.
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # only the main thread may set handlers
-        return
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, receive)
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def work(queue: Queue, worker: Worker, command: str) -> Record:
     """Run trials until all are done, together with other processes.
 
@@ -402,8 +379,14 @@ def work(queue: Queue, worker: Worker, command: str) -> Record:
     """
     is_waiting = False
     received: list[int] = []
+
+    def take_as_ctrl_c(number: int, frame: FrameType | None) -> None:
+        """Do as Ctrl-C does, which evaluations and Optuna know; training has its own handlers."""
+        received.append(number)
+        raise KeyboardInterrupt
+
     try:
-        with take_sigterm_as_ctrl_c() as received, worker.progress:
+        with handle_signals([signal.SIGTERM], take_as_ctrl_c), worker.progress:
             while (counts := queue.count())[0] < counts[1]:
                 worker.show(*counts)
                 if queue.run_next(worker):

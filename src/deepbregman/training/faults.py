@@ -64,6 +64,25 @@ class StoppedAtOnce(BaseException):
 
 
 @contextmanager
+def handle_signals(
+    numbers: Collection[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[bool]:
+    """Give signals to a function until the block ends.
+
+    Yields False where it does not: only the main thread may set handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield False
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield True
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
 def watch_signals(
     command: str = "", has_nothing_to_save: Callable[[], bool] = lambda: False
 ) -> Iterator[list[int]]:
@@ -76,9 +95,6 @@ def watch_signals(
         has_nothing_to_save: whether a signal raises :class:`StoppedAtOnce` now.
     """
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # only the main thread may set handlers
-        return
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
@@ -86,15 +102,12 @@ def watch_signals(
             raise StoppedAtOnce(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, receive) for number in list_stopping_signals()}
-    try:
-        answers = _answer_at_once(before, has_nothing_to_save, command)
+    watched = list_stopping_signals()
+    with handle_signals(watched, receive) as is_watching:
+        answers = _answer_at_once(watched, has_nothing_to_save, command)
         can_answer = hasattr(os, "set_blocking")  # not on Windows before Python 3.12
-        with answers if command and can_answer else nullcontext():
+        with answers if is_watching and command and can_answer else nullcontext():
             yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def describe_hard_stop(command: str) -> str:
