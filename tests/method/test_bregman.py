@@ -112,6 +112,13 @@ class TestHardDivergence:
         q = normal(2, 4).requires_grad_()
         assert not divergence(normal(3, 4), q).requires_grad
 
+    @pytest.mark.parametrize("compare", [divergence, soft_divergence, moment_divergence])
+    def test_scores_of_two_precisions_are_compared_in_the_wider_one(self, compare):
+        p, q = normal(3, 4), normal(2, 4)
+        expected = compare(p.float().double(), q)
+        assert torch.equal(compare(p.float(), q), expected)
+        assert torch.equal(compare(q, p.float()), compare(q, p.float().double()))
+
     def test_bfloat16_scores_are_compared_in_float32(self):
         assert divergence(normal(3, 4).bfloat16(), normal(2, 4).bfloat16()).dtype == torch.float32
 

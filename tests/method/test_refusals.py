@@ -7,6 +7,7 @@ import deepbregman as db
 
 FOUR, THREE = torch.rand(5, 4), torch.rand(5, 3)
 FEWER = torch.rand(2, 4)
+TEACHER = db.Teacher(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,8 @@ FEWER = torch.rand(2, 4)
         (lambda: db.nt_logistic(FOUR[:1], FOUR[:1]), "N is 1: .* 2 images or more"),
         (lambda: db.match_divergence(FOUR, FEWER, FOUR), r"expected \(N, d\), \(N, d\)"),
         (lambda: db.match_divergence(FOUR, FOUR, THREE), r"weight of shape \(5, 3\)"),
+        (lambda: db.match_divergence(FOUR[:0], FOUR[:0], FOUR), r"\(0, 4\).* one row or more"),
+        (lambda: db.match_divergence(FOUR, FOUR, FOUR[:0]), r"\(0, 4\): .* one row or more"),
         (lambda: db.divergence(FOUR, THREE), r"\(5, 4\) and \(5, 3\): the last dimension"),
         (lambda: db.soft_divergence(FOUR, THREE), "must be the same in both"),
         (lambda: db.moment_divergence(FOUR, THREE), "must be the same in both"),
@@ -32,6 +35,9 @@ FEWER = torch.rand(2, 4)
         (lambda: db.BregmanNetwork(in_features=3)(FOUR), r"\(5, 4\): expected \(N, 3\)"),
         (lambda: db.Bank(8, 3).push(FOUR), r"\(5, 4\): expected \(N, 3\)"),
         (lambda: db.Teacher(torch.nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
+        (lambda: TEACHER.update(torch.nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
+        (lambda: TEACHER.update(torch.nn.Linear(2, 3)), r"\(3, 2\) where .* has \(2, 2\)"),
+        (lambda: TEACHER.update(torch.nn.Linear(2, 2, bias=False)), "1 weights and its teacher 2"),
     ],
 )
 def test_the_value_and_the_rule_are_named(call, words):

@@ -17,6 +17,7 @@ from deepbregman.studies.definition import (
     StudyOptions,
     join_changes,
     list_by_value,
+    make_arms,
     read_changes,
     read_value,
 )
@@ -157,6 +158,9 @@ def test_other_values_of_the_one_field():
     kappa = GRIDS["kappa"].with_values((7, 20, 150))  # of these, 7 is not in the paper
     assert [arm.beyond for arm in kappa.choose_arms(())] == [True, True, False, False]
     assert all(arm.beyond for arm in kappa.arms if arm.supervised)
+    plain = Study("x", "X?", make_arms("optimiser.weight_decay", (0.1, 0.2)), "x", "line")
+    plain = replace(plain, field="optimiser.weight_decay", reference="0.1")
+    assert [arm.name for arm in plain.with_values((0.3, 0.1)).arms] == ["0.1", "0.3"]
     with pytest.raises(UserError, match="--values names 5 twice"):
         GRIDS["kappa"].with_values((5, 20, 5))
     with pytest.raises(UserError, match="subnetwork takes no --values"):

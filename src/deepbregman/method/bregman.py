@@ -45,14 +45,15 @@ def of_distribution(samples: Tensor) -> Tensor:
 
 
 def _reduce_both(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Reduce two batches of scores, which must be of the same subnetworks."""
+    """Reduce two batches of scores, of the same subnetworks, in the wider of their precisions."""
     rows, columns = of_distribution(p), of_distribution(q)
     if rows.shape[1] != columns.shape[1] or rows.shape[1] == 0:
         raise ValueError(
             f"scores of shapes {tuple(p.shape)} and {tuple(q.shape)}: the last dimension is that "
             "of the subnetworks, and must be the same in both and 1 or more"
         )
-    return rows, columns
+    wide = torch.promote_types(rows.dtype, columns.dtype)
+    return rows.to(wide), columns.to(wide)
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:

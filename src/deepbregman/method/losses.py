@@ -217,10 +217,11 @@ def match_divergence(
     Returns:
         A scalar.
     """
-    if z.ndim != 2 or z.shape != target.shape or weight.ndim != 2 or weight.shape[1] != z.shape[1]:
+    fits = z.ndim == weight.ndim == 2 and z.shape == target.shape and z.shape[1] == weight.shape[1]
+    if not fits or not len(z) or not len(weight):
         raise ValueError(
             f"z of shape {tuple(z.shape)}, target of shape {tuple(target.shape)} and weight of "
-            f"shape {tuple(weight.shape)}: expected (N, d), (N, d) and (K, d)"
+            f"shape {tuple(weight.shape)}: expected (N, d), (N, d) and (K, d), with one row or more"
         )
     weight = weight.detach()
     return match_scores(

@@ -22,8 +22,7 @@ class Teacher(nn.Module):
 
     def __init__(self, network: nn.Module, momentum: float = 0.99) -> None:
         super().__init__()
-        if not 0.0 <= momentum <= 1.0:
-            raise ValueError(f"momentum is {momentum!r}: it must be between 0 and 1")
+        _require_share(momentum)
         self.network = copy.deepcopy(network).requires_grad_(False)
         self.momentum = momentum
 
@@ -35,7 +34,14 @@ class Teacher(nn.Module):
 
     def update(self, network: nn.Module, momentum: float | None = None) -> None:
         """Move towards a network of the same structure, by a momentum or the teacher's own."""
-        follow(self.network, network, self.momentum if momentum is None else momentum)
+        momentum = self.momentum if momentum is None else momentum
+        _require_share(momentum)
+        follow(self.network, network, momentum)
+
+
+def _require_share(momentum: float) -> None:
+    if not 0.0 <= momentum <= 1.0:
+        raise ValueError(f"momentum is {momentum!r}: it must be between 0 and 1")
 
 
 @torch.no_grad()
@@ -45,9 +51,15 @@ def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
     mine: list[Tensor] = list(slow.parameters())
     if len(mine) != len(theirs):
         raise ValueError(
-            f"the network has {len(theirs)} parameters and its teacher {len(mine)}: give the "
-            "network that the teacher was made from"
+            f"the network has {len(theirs)} weights and its teacher {len(mine)}: give the network "
+            "that the teacher was made from"
         )
+    for own, other in zip(mine, theirs, strict=True):
+        if own.shape != other.shape:
+            raise ValueError(
+                f"the network has weights of shape {tuple(other.shape)} where its teacher has "
+                f"{tuple(own.shape)}: give the network that the teacher was made from"
+            )
     torch._foreach_lerp_(mine, theirs, 1.0 - momentum)
 
 

@@ -227,6 +227,7 @@ class Study:
                     beyond=arm.supervised or str(value) not in known,
                 )
                 for value in values
+                if f"{prefix}{value}" != self.reference
             ]
         return dataclasses.replace(self, arms=tuple(arms))
 
