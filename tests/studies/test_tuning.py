@@ -22,16 +22,18 @@ from typing import Any
 import optuna
 import pytest
 import sqlalchemy
+import torch
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import TrialState
+from rich.console import Console
 
 from deepbregman.cli import main
 from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
-from deepbregman.runs import Run
+from deepbregman.runs import Record, Run
 from deepbregman.studies import engine, shared_search, tuning
 from deepbregman.studies.definition import SearchOptions, read_changes
-from deepbregman.studies.engine import Stopped
+from deepbregman.studies.engine import Stopped, Trial, run_trial
 from deepbregman.studies.shared_search import SharedSearch, open_storage
 from deepbregman.studies.tuning import (
     build_sampler,
@@ -202,6 +204,59 @@ def test_an_interrupted_trial_goes_on_where_it_stopped(few_digits, out, monkeypa
     assert again["values"] == lost["values"]
     assert [path.name for path in (out / "runs").iterdir()] == ["trial-0000"]
     assert "resumed" not in Run.open(out / "runs" / "trial-0000").provenance()  # it had ended
+
+
+def test_a_trial_without_enough_memory_does_not_stop_the_others(
+    few_digits, out, monkeypatch, capsys
+):
+    """It counts as failed; a later process, which may have more memory, tries it again."""
+    enough, begun = False, []
+
+    def run_out_of_memory(trial: Trial, *arguments: Any) -> Record:
+        begun.append(trial.name)
+        if trial.name == "trial-0000" and not enough:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 24 GiB")
+        return run_trial(trial, *arguments)
+
+    monkeypatch.setattr(engine, "run_trial", run_out_of_memory)
+    recipe, asked = request(few_digits, out, trials=2)
+    words = r"memory ran out in trial-0000 \(CUDA out .+\); 1 of 2 trials are done, and their"
+    with pytest.raises(UserError, match=words) as refused:
+        run_search(recipe, asked, Console(width=200))
+    assert f"continue with: deepbregman tune --out {out}" in str(refused.value)
+    said = capsys.readouterr().out
+    assert "trial 0 (" in said
+    assert "): out of memory; going on with the others" in said
+    assert begun == ["trial-0000", "trial-0001"]
+    failed, complete = trials(out)
+    assert (failed["state"], complete["state"]) == ("fail", "complete")
+    assert load_recipe(str(out / "best.toml")).divergence.sigma == pytest.approx(
+        complete["values"]["divergence.sigma"]
+    )
+    with pytest.raises(UserError, match="memory ran out in trial-0000"):
+        run_search(None, SearchOptions(out=out))
+    enough = True
+    run_search(None, SearchOptions(out=out))
+    assert begun[2:] == ["trial-0000"] * 2
+    assert [row["state"] for row in trials(out)] == ["fail", "complete", "fail", "complete"]
+    assert trials(out)[3]["values"] == failed["values"]
+
+
+def test_no_trial_has_enough_memory(few_digits, out, monkeypatch):
+    """The search ends after as many trials as were asked for."""
+    begun = []
+
+    def run_out_of_memory(trial: Trial, *arguments: Any) -> Record:
+        begun.append(trial.name)
+        raise MemoryError
+
+    monkeypatch.setattr(engine, "run_trial", run_out_of_memory)
+    words = (
+        r"trial-0000, trial-0001 \(MemoryError\); 0 of 2 trials are done; on a machine with more"
+    )
+    with pytest.raises(UserError, match=words):
+        run_search(*request(few_digits, out, trials=2))
+    assert begun == ["trial-0000", "trial-0001"]
 
 
 @pytest.mark.parametrize(

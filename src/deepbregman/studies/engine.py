@@ -223,6 +223,13 @@ class Stopped(Exception):
         self.signal_number = number
 
 
+class TooLarge(Exception):
+    """Memory ran out in a trial; the message is the first line of that error.
+
+    It is not chained to that error, which would hold the tensors of the trial.
+    """
+
+
 class Worker:
     """Runs trials in this process, one after the other, and shows their progress."""
 
@@ -253,7 +260,11 @@ class Worker:
         say(self.console, words)
 
     def run(self, trial: Trial, title: str, watch: Watch | None = None) -> Record:
-        """Run a trial, whose lock this process holds, to its end, and print the outcome."""
+        """Run a trial, whose lock this process holds, to its end, and print the outcome.
+
+        Raises:
+            TooLarge: Memory ran out; other trials may need less.
+        """
 
         def show(epoch: int, values: Mapping[str, float]) -> None:
             epochs = trial.config.training.epochs
@@ -267,12 +278,23 @@ class Worker:
                 watch(epoch, values)
 
         self.progress.update(self.bar, title=title, status="")
-        started = time.monotonic()
+        started, too_large = time.monotonic(), ""
         try:
             outcome = run_trial(trial, self.open_images(trial), self.how, show)
+        except (RuntimeError, MemoryError, UserError) as error:
+            if not is_out_of_memory(error):
+                raise
+            too_large = first_line(error)
         finally:
             gc.collect()  # networks are in reference cycles; their memory is for the next trial
             self.progress.update(self.bar, title="", status="")
+        if too_large:
+            self.say(f"{title}: out of memory; going on with the others")
+            gc.collect()  # the error held the tensors of the trial until here
+            if torch.cuda.is_available():
+                torch.compiler.reset()
+                torch.cuda.empty_cache()
+            raise TooLarge(too_large)
         metrics = outcome["metrics"]
         name = MAIN_METRIC if MAIN_METRIC in metrics else next(iter(metrics), "")
         words = f"{name.partition(',')[0]} {metrics[name]:.2f} %" if name else outcome["state"]
@@ -297,9 +319,12 @@ class Queue(ABC):
     def save(self) -> Record:
         """Write the results of all trials that are done."""
 
-    def find_failures(self) -> str:
-        """Explain why no trial is left to run or to wait for; empty while there is one."""
-        return ""
+    @abstractmethod
+    def find_too_large(self) -> Mapping[str, str]:
+        """Name the trials that memory ran out in, each with the words of the error.
+
+        Empty while another trial is left to run or to wait for.
+        """
 
     def describe(self) -> str:
         """Describe how many trials are done."""
@@ -339,37 +364,23 @@ class TrialQueue(Queue):
                 if not is_mine:
                     continue
                 if trial.outcome() is None:  # another process may have been faster
-                    self._run(trial, worker)
+                    try:
+                        worker.run(trial, self.name_trial(trial))
+                    except TooLarge as error:
+                        self.too_large[trial.name] = str(error)
                 return True
         return False
 
-    def _run(self, trial: Trial, worker: Worker) -> None:
-        """Run a trial; where memory runs out, note it: the other trials may need less."""
-        title = self.name_trial(trial)
-        try:
-            worker.run(trial, title)
-            return
-        except (RuntimeError, MemoryError, UserError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self.too_large[trial.name] = first_line(error)
-        worker.say(f"{title}: out of memory; going on with the other {self.noun}")
-        gc.collect()  # the error held the tensors of the trial until here
-        if torch.cuda.is_available():
-            torch.compiler.reset()
-            torch.cuda.empty_cache()
-
-    def find_failures(self) -> str:
-        """Explain why no trial is left to run or to wait for; empty while there is one."""
-        names = [trial.name for trial in self.waiting]
-        if not names or not self.too_large.keys() >= set(names):
-            return ""
+    def find_too_large(self) -> Mapping[str, str]:
+        """Name the trials that memory ran out in, if no other is left to run or to wait for."""
+        if not self.too_large.keys() >= {trial.name for trial in self.waiting}:
+            return {}
         for trial in self.waiting:
             with lock(self.folder, trial.name, wait=False) as is_free:
                 # Another process, which may have more memory, runs it now, or just has.
                 if not is_free or trial.outcome() is not None:
-                    return ""
-        return f"memory ran out in {', '.join(names)} ({self.too_large[names[0]]})"
+                    return {}
+        return {trial.name: self.too_large[trial.name] for trial in self.waiting}
 
 
 def work(queue: Queue, worker: Worker, command: str) -> Record:
@@ -393,11 +404,12 @@ def work(queue: Queue, worker: Worker, command: str) -> Record:
                     if queue.count()[0]:
                         queue.save()
                     continue
-                if failures := queue.find_failures():
+                if too_large := queue.find_too_large():
                     written = ", and their results are written" * (queue.count()[0] > 0)
+                    why = next(iter(too_large.values()))
                     raise UserError(
-                        f"{failures}; {queue.describe()}{written}; on a machine with more memory "
-                        f"continue with: {command}"
+                        f"memory ran out in {', '.join(too_large)} ({why}); {queue.describe()}"
+                        f"{written}; on a machine with more memory continue with: {command}"
                     )
                 if not is_waiting:
                     worker.say("waiting for other workers, which run the remaining trials")

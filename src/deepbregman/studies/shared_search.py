@@ -22,6 +22,8 @@ from optuna.trial import FrozenTrial, TrialState
 from deepbregman.errors import UserError, first_line
 from deepbregman.training.faults import Interrupted
 
+from .engine import TooLarge
+
 HEARTBEAT_SECONDS = 30
 GRACE_SECONDS = 120
 MAX_DEATHS = 3
@@ -30,8 +32,9 @@ DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 TAKEN = (TrialState.RUNNING, *DONE)
 """States that count towards the trials of a search."""
 CONTINUES, STOPPED, FAULTY, SURPLUS = "continues", "stopped", "faulty", "surplus"
+TOO_LARGE = "too large"
 """Marks of a trial: the trial that it continues, stopped by a signal, ended by an error of its own,
-never begun because there were enough."""
+never begun because there were enough, ended since memory ran out, with the words of that error."""
 
 
 def open_storage(
@@ -108,14 +111,22 @@ class AttemptedTrial:
     attempts: list[FrozenTrial]
 
     @property
+    def too_large(self) -> str | None:
+        """Words of the error, if memory ran out in the last attempt; it keeps its place."""
+        words: str | None = self.attempts[-1].user_attrs.get(TOO_LARGE)
+        return words
+
+    @property
     def is_taken(self) -> bool:
-        """Whether an attempt waits, runs or is done."""
-        return any(trial.state != TrialState.FAIL for trial in self.attempts)
+        """Whether an attempt waits, runs or is done, or needs a machine with more memory."""
+        is_alive = any(trial.state != TrialState.FAIL for trial in self.attempts)
+        return is_alive or self.too_large is not None
 
     @property
     def needs_retry(self) -> bool:
         """Whether the last attempt was stopped or killed, and nothing continues it yet."""
-        deaths = sum(STOPPED not in trial.user_attrs for trial in self.attempts)
+        ended = {STOPPED, TOO_LARGE}
+        deaths = sum(ended.isdisjoint(trial.user_attrs) for trial in self.attempts)
         is_faulty = any(FAULTY in trial.user_attrs for trial in self.attempts)
         return not self.is_taken and not is_faulty and deaths < MAX_DEATHS
 
@@ -154,6 +165,16 @@ class SharedSearch:
         """Return how many trials are done, by all processes, and how many there are to be."""
         return min(len(self._trials(DONE)), self.total), self.total
 
+    def list_too_large(self) -> list[AttemptedTrial]:
+        """Return the trials that memory ran out in, and that nobody tries again."""
+        attempted = list_attempted_trials(self.study)[: self.total]
+        return [trial for trial in attempted if trial.too_large is not None]
+
+    def retry_too_large(self) -> None:
+        """Queue trials that memory ran out in again, for a process that has just begun."""
+        for trial in self.list_too_large():
+            trial.queue_again(self.study)
+
     def run_one(self, objective: "optuna.study.study.ObjectiveFuncType") -> str | None:
         """Ask for a trial and run it; None if other processes hold all that remain.
 
@@ -161,7 +182,7 @@ class SharedSearch:
         mostly empty.
         """
         self._queue_lost_trials()
-        if len(self._trials(TAKEN)) >= self.total:
+        if len(self._trials(TAKEN)) + len(self.list_too_large()) >= self.total:
             return None
         number = -1
         raised: BaseException | None = None
@@ -208,6 +229,9 @@ class SharedSearch:
             raise
         except optuna.exceptions.UpdateFinishedTrialError:  # raised by a report during training
             raise NotOurs from None
+        except TooLarge as error:
+            _mark(trial, TOO_LARGE, str(error))
+            raise NotOurs from None
         except Exception:
             _mark(trial, FAULTY)
             raise
@@ -235,7 +259,7 @@ class SharedSearch:
         return self.study.get_trials(deepcopy=False)[number].state
 
 
-def _mark(trial: optuna.Trial, name: str) -> None:
+def _mark(trial: optuna.Trial, name: str, value: bool | str = True) -> None:
     """Mark a trial that ends by an exception, unless another worker has ended it."""
     with suppress(optuna.exceptions.OptunaError):
-        trial.set_user_attr(name, True)
+        trial.set_user_attr(name, value)

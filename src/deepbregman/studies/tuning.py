@@ -89,6 +89,7 @@ def run_search(
         if source.skipped_notice:
             worker.say(source.skipped_notice)
         queue = SearchQueue(study, plan, folder, options.trials or plan.definition["trials"])
+        queue.retry_too_large()
         worker.say(f"search in {folder}: {queue.describe()}; evaluated on held-out training images")
         record = work(queue, worker, _format_command(options, folder, entry))
     figures = name_figures(folder, "search")
@@ -96,7 +97,6 @@ def run_search(
         entry.published if entry and is_dataset(record["data"], entry.published_data) else {}
     )
     save_search_figure(figures, record, published)
-    write_best(folder, plan.recipe, record)
     return StudyResult(folder, record)
 
 
@@ -235,15 +235,27 @@ class SearchQueue(SharedSearch, Queue):
         If a worker that seemed dead still writes there, take a new folder.
         """
         for number in (find_first_attempt(trial), trial.number):
-            name = f"trial-{number:04d}"
+            name = name_run(number)
             if stack.enter_context(lock(self.folder, name, wait=False)):
                 return self.folder / "runs" / name
         raise UserError(f"{self.folder}: another process holds the run of trial {trial.number}")
 
     def save(self) -> Record:
-        """Write ``trials.json`` and ``trials.csv``, and return what is in the former."""
+        """Write ``trials.json``, ``trials.csv`` and ``best.toml``; return what is in the first."""
         with lock(self.folder, "results"):
-            return write_trials(self.folder, self.study, self.plan.definition)
+            record = write_trials(self.folder, self.study, self.plan.definition)
+            write_best(self.folder, self.plan.recipe, record)
+            return record
+
+    def find_too_large(self) -> Mapping[str, str]:
+        """Name the trials that memory ran out in, if no other is left to run or to wait for."""
+        found = {name_run(trial.first): trial.too_large or "" for trial in self.list_too_large()}
+        return found if self.count()[0] + len(found) >= self.total else {}
+
+
+def name_run(number: int) -> str:
+    """Name the run of a trial by the number of its first attempt."""
+    return f"trial-{number:04d}"
 
 
 def _guess_accuracy(worker: Worker, trial: Trial) -> float:
