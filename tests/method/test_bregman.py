@@ -16,6 +16,7 @@ from deepbregman.method.bregman import (
     bregman,
     cosine_scores,
     divergence,
+    find_tangents,
     itakura_saito,
     kl,
     learned_divergence,
@@ -318,6 +319,18 @@ def test_targets_of_a_large_bank_are_prepared_in_parts(smoothing, monkeypatch):
     assert found.dtype == torch.float64
     assert torch.allclose(found, learned_divergence(q[:5].double(), q.double(), smoothing))
     assert made.largest <= 512 * 540  # the rows that show the rank; all would be 2000 * 540
+
+
+@pytest.mark.parametrize(("smoothing", "numbers"), [(0.0, 1), (0.2, 8)])
+def test_tangents_at_a_large_bank_take_few_numbers(smoothing, numbers):
+    """In the hard form its winner describes a plane; a one-hot row was as long as the bank."""
+    q = cosine_scores(normal(2000, 8), normal(540, 8, seed=1))
+    tangents = find_tangents(q, smoothing)
+    assert tangents.slopes.numel() == 2000 * numbers
+    p = q[:5]
+    below = learned_divergence(p, q, smoothing)  # the planes touch the generator at q itself
+    heights = tangents.heights(tangents.reduce(p))
+    assert torch.allclose(heights.diagonal()[:, None] - heights, below, atol=1e-9)
 
 
 def test_a_row_that_is_no_number_leaves_the_others_right():

@@ -215,6 +215,8 @@ def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex |
         if points is None:
             return None
         parts = (tangents.slopes, tangents.offsets, points)
+        if sum(part.nbytes for part in parts) > search_index.LARGEST:
+            return None
         measures["divergence"] = Planes(*(part.cpu().numpy() for part in parts))
     images = next(iter(gallery.parts.values())).split.images
     return SearchIndex(

@@ -132,9 +132,10 @@ class Planes(NamedTuple):
 
     The height of image j's plane at image i's point is their cosine. For the divergence the planes
     are tangents of the generator: D(i || j) is how far j's plane lies below i's own at i's point.
+    A slope that is 1 in one place and 0 elsewhere, as in the hard form, is given by that place.
     """
 
-    slopes: Vectors  # (N, m)
+    slopes: Vectors | npt.NDArray[np.int64]  # (N, m), or (N,) places
     offsets: Vectors  # (N,)
     points: Vectors  # (N, m)
 
@@ -170,7 +171,8 @@ class SearchIndex(NamedTuple):
     def rank(self, measure: str, row: int, k: int) -> list[tuple[int, float]]:
         """Return the k images nearest to one of them, each with its cosine or divergence."""
         planes = self.measures[measure]
-        heights = planes.slopes @ planes.points[row] + planes.offsets  # (N,)
+        slopes, point = planes.slopes, planes.points[row]
+        heights = (point[slopes] if slopes.ndim == 1 else slopes @ point) + planes.offsets  # (N,)
         if measure == "divergence":
             heights = np.minimum(heights - heights[row], 0.0)
         heights = heights.astype(np.float32)

@@ -149,16 +149,23 @@ def prepare_points(p: Tensor, smoothing: Number | None = None) -> Callable[[Tens
 class Tangents(NamedTuple):
     """Planes that touch a generator phi at rows q: D(p, q) is how far they lie below phi at p.
 
-    ``D(p, q) = phi(p) - (slope_q . p + offset_q)``, which is 0 at p = q.
+    ``D(p, q) = phi(p) - (slope_q . p + offset_q)``, which is 0 at p = q. In the hard form a slope
+    is 1 at q's winner and 0 elsewhere, so the number of the winner stands for it.
     """
 
-    slopes: Tensor  # (M, K), the gradient of phi at each q; (M, r) in the basis
+    slopes: Tensor  # (M, K), the gradient of phi at each q; (M, r) in the basis; hard: (M,) winners
     offsets: Tensor  # (M,)
     basis: Tensor | None  # (K, r), orthonormal, where the scores have a rank r far below K
 
     def reduce(self, p: Tensor) -> Tensor | None:
         """Return p in the basis, (N, r); None if p is not in its space."""
         return p if self.basis is None else _project(p, self.basis)
+
+    def heights(self, reduced: Tensor) -> Tensor:
+        """Return the height (N, M) of each plane at rows p, which are given in the basis."""
+        if self.slopes.ndim == 1:
+            return reduced[:, self.slopes]
+        return reduced @ self.slopes.T + self.offsets
 
 
 def find_tangents(q: Tensor, smoothing: Number | None = None) -> Tangents:
@@ -173,8 +180,7 @@ def find_tangents(q: Tensor, smoothing: Number | None = None) -> Tangents:
     """
     q = of_distribution(q)
     if smoothing is None or is_hard(smoothing):
-        winner = F.one_hot(q.argmax(dim=1), q.shape[1]).double()
-        return Tangents(winner, winner.new_zeros(len(q)), None)
+        return Tangents(q.argmax(dim=1), q.new_zeros(len(q), dtype=torch.float64), None)
     require_positive("smoothing", smoothing)
     basis, slopes, offsets = _find_basis(q), [], []
     for part in split_rows(q):
@@ -188,8 +194,7 @@ def find_tangents(q: Tensor, smoothing: Number | None = None) -> Tangents:
 def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Tensor], Tensor]:
     """Return the function from p to D(p, q), to compare the same q with many p, in float64.
 
-    It is :func:`learned_divergence` up to rounding. What depends on q alone, its winners or its
-    tangents, is computed once.
+    It is :func:`learned_divergence` up to rounding. The tangents at q are computed once.
 
     Args:
         q: (M, K) scores, or (M, S, K) sets.
@@ -198,16 +203,6 @@ def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Ten
     Returns:
         A function from p, (N, K) or (N, S, K), to (N, M).
     """
-    if smoothing is None or is_hard(smoothing):
-        # By index, unlike in `divergence`: one-hot rows of q would be as large as its scores, and
-        # nothing here is trained.
-        winner = of_distribution(q).argmax(dim=1)
-
-        def find_gaps(p: Tensor) -> Tensor:
-            rows = of_distribution(p.double())
-            return rows.amax(dim=1, keepdim=True) - rows[:, winner]
-
-        return find_gaps
     tangents = find_tangents(q, smoothing)
 
     def diverge(p: Tensor) -> Tensor:
@@ -215,8 +210,11 @@ def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Ten
         reduced = tangents.reduce(rows)
         if reduced is None:  # scores of other subnetworks than q's
             return learned_divergence(rows, q.double(), smoothing)
-        top = log_sum_exp(rows, smoothing)
-        return (top[:, None] - reduced @ tangents.slopes.T - tangents.offsets).clamp_min(0.0)
+        if smoothing is None or is_hard(smoothing):
+            top = rows.amax(dim=1)
+        else:
+            top = log_sum_exp(rows, smoothing)
+        return (top[:, None] - tangents.heights(reduced)).clamp_min(0.0)
 
     return diverge
 
