@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from deepbregman.data.folders import Listing, list_folder
 from deepbregman.evaluation.detection.average_precision import METRICS as AP
 from deepbregman.evaluation.features import SplitFeatures
 from deepbregman.reporting.screen import (
@@ -61,6 +62,18 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 class TestUse:
+    def test_a_folder_is_listed_once(self, evaluate, photos, monkeypatch):
+        """To look for labels, and to open them: listing 50,000 files takes half a second."""
+        listed = []
+
+        def count(folder: Path) -> Listing:
+            listed.append(folder)
+            return list_folder(folder)
+
+        monkeypatch.setattr("deepbregman.data.datasets.list_folder", count)
+        assert evaluate("--protocol", "knn", "--data", photos)[0] == 0
+        assert listed == [photos]
+
     def test_transfer_to_a_folder(self, evaluate, run, photos):
         words = ("--protocol", "transfer", "--data", photos, "--epochs", 6, "--batch-size", 8)
         code, out, err = evaluate(*words, "--seeds", 2, "--balanced")

@@ -103,10 +103,10 @@ def evaluate(
         ood=ood,
     )
     opened = run if isinstance(run, Run) else Run.open(Path(run))
-    if source is None and set(protocols) != {"detect"}:  # VOC has its own layout
-        given = None if "detect" in protocols else data
-        check_dataset(opened.config, given, opened.path)
-        check_labels(opened.config.data.source if given is None else str(given))
+    listing = None
+    if source is None and "detect" not in protocols:  # VOC has its own layout
+        check_dataset(opened.config, data, opened.path)
+        listing = check_labels(opened.config.data.source if data is None else str(data))
     from deepbregman.evaluation.inputs import Evaluation
     from deepbregman.evaluation.protocols import run_protocols
 
@@ -116,6 +116,7 @@ def evaluate(
         accelerator,
         source,
         encoder,
+        listing,
         console=console or Console(quiet=True),
         progress=progress or ignore_progress,
         devices=devices,

@@ -5,7 +5,6 @@ Importing it needs no torch, so that a command can check its source before torch
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from deepbregman.data.folders import (
 from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.npz import open_npz
 from deepbregman.data.stored import HUB, list_parts
-from deepbregman.errors import Notice, UserError, suggest
+from deepbregman.errors import UserError, suggest
 from deepbregman.terminal import ignore_progress
 
 if TYPE_CHECKING:
@@ -266,19 +265,22 @@ def has_labels(spec: str) -> bool:
         with open_npz(path) as arrays:
             test = "test" if "test_images" in arrays.keys else "val"  # as in open_archive
             return {"train_labels", f"{test}_images", f"{test}_labels"} <= arrays.keys
-    return all(files.labels is not None for files in list_folder(path).splits.values())
+    return list_folder(path).has_labels
 
 
-def check_labels(spec: str) -> None:
-    """Refuse a folder or an ``.npz`` file without labels to judge by, before torch is loaded."""
+def check_labels(spec: str) -> Listing | None:
+    """Refuse a folder or an ``.npz`` file without labels to judge by, before torch is loaded.
+
+    Returns:
+        The files of a folder, which takes a while to list, for :func:`open_source`.
+    """
     dataset, path = find_source(spec)
     if dataset is not None or is_stored(path):
-        return  # the first have labels; to look at the others takes long
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # the folder is listed again when it is opened
-        known = has_labels(spec)
-    if not known:
+        return None  # the first have labels; to look at the others takes long
+    listing = list_folder(path) if path.is_dir() else None
+    if not (has_labels(spec) if listing is None else listing.has_labels):
         raise lack_of_labels(spec)
+    return listing
 
 
 def lack_of_labels(name: str) -> UserError:
@@ -341,6 +343,7 @@ def open_source(
     image_size: int,
     download: bool = True,
     skip_unreadable: bool = False,
+    listing: Listing | None = None,
     progress: Progress = ignore_progress,
 ) -> Source:
     """Open a dataset by name or path, whichever way its images are stored.
@@ -352,6 +355,7 @@ def open_source(
         skip_unreadable: Leave unreadable image files out instead of stopping at the first. In
             datasets of up to 20,000 files every file is decoded here, so that a truncated one is
             found now; in larger ones only the headers are read now, and in ImageNet nothing is.
+        listing: The files of the folder ``spec``, if they are listed already.
     """
     from deepbregman.data.archives import open_archive
     from deepbregman.data.downloads import open_download
@@ -370,7 +374,7 @@ def open_source(
     if dataset is None and not path.is_dir():
         return open_archive(path)
     if dataset is None:
-        name, listing = path.resolve().name, list_folder(path)
+        name, listing = path.resolve().name, listing or list_folder(path)
     elif dataset.list_files is None:
         return open_download(spec, expand_home(root), download)
     else:

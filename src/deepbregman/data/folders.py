@@ -64,6 +64,11 @@ class Listing(NamedTuple):
         return sum(self.ignored.values())
 
     @property
+    def has_labels(self) -> bool:
+        """Whether every split has labels."""
+        return all(files.labels is not None for files in self.splits.values())
+
+    @property
     def splits(self) -> dict[str, Files]:
         """The splits that are there, by name."""
         return {"train": self.train} | ({} if self.test is None else {"test": self.test})

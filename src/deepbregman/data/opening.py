@@ -17,17 +17,24 @@ from deepbregman.data import (
     open_source,
     stratified_split,
 )
+from deepbregman.data.folders import Listing
 from deepbregman.data.memory import count_cpus
 from deepbregman.data.own import own_data
 from deepbregman.errors import UserError
 from deepbregman.launching import find_process
 
 
-def open_data(config: Config, source: str | None = None, own: object | None = None) -> Source:
+def open_data(
+    config: Config,
+    source: str | None = None,
+    own: object | None = None,
+    listing: Listing | None = None,
+) -> Source:
     """Open a run's source, or another one in its place, with the run's settings.
 
     A folder without a test split has one set aside; which images depends on the folder alone, so
-    that runs of several seeds have the same test images. ``own`` are images of the user's program.
+    that runs of several seeds have the same test images. ``own`` are images of the user's program;
+    ``listing`` are the files of a folder, if they are listed already.
     """
     if own is not None:
         return own_data(own, image_size=config.data.image_size)
@@ -36,6 +43,7 @@ def open_data(config: Config, source: str | None = None, own: object | None = No
         root=Path(config.data.root),
         image_size=config.data.image_size,
         skip_unreadable=config.data.skip_unreadable,
+        listing=listing,
     )
 
 

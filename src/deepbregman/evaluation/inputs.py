@@ -14,7 +14,7 @@ from torch import nn
 from deepbregman.config import Config, override
 from deepbregman.data import Source, fingerprint, without_unreadable
 from deepbregman.data.datasets import DATASETS, expand_home, lack_of_labels
-from deepbregman.data.folders import list_folder, quote_some
+from deepbregman.data.folders import Listing, list_folder, quote_some
 from deepbregman.data.images import FileImages, group_identical
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
@@ -78,14 +78,19 @@ class LoadedRun:
         return changed
 
     def open_images(
-        self, data: str | None, source: Source | None, progress: ReportProgress
+        self,
+        data: str | None,
+        source: Source | None,
+        progress: ReportProgress,
+        listing: Listing | None = None,
     ) -> tuple[Source, bool | None]:
         """Open the run's dataset or another one, and say whether the run's own has changed.
 
         Images that cannot be read are left out where that is asked for: no other may replace one
-        that has a label, or that is shown by its name. ``source`` is the dataset, if it is open.
+        that has a label, or that is shown by its name. ``source`` is the dataset, if it is open,
+        and ``listing`` its files, if they are listed.
         """
-        opened = source or open_data(self.config, data)
+        opened = source or open_data(self.config, data, listing=listing)
         changed = self.has_data_changed(opened) if data is None and source is None else None
         if self.config.data.skip_unreadable:
             opened = without_unreadable(opened, partial(progress, "looking for unreadable images"))
@@ -175,6 +180,8 @@ class Evaluation:
     """The dataset, if it is open already."""
     encoder: nn.Module | None = None
     """A module of the run's structure, if the run trained an encoder of the user's own."""
+    listing: Listing | None = None
+    """The files of the dataset, if they are listed already."""
     console: Console = field(default_factory=lambda: Console(quiet=True))
     progress: ReportProgress = ignore_progress
     devices: int | str = 1
@@ -226,7 +233,9 @@ class Evaluation:
     def labelled(self) -> LabelledFeatures:
         """The networks with the labelled dataset of the evaluation."""
         loaded, data = self.loaded, self.options.data
-        source, self._data_changed = loaded.open_images(data, self.source, self.progress)
+        source, self._data_changed = loaded.open_images(
+            data, self.source, self.progress, self.listing
+        )
         if loaded.config.data.skip_unreadable and source.skipped_notice:
             self.say(source.skipped_notice)
         name = data or (loaded.config.data.source if self.source is None else source.name)
