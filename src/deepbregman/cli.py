@@ -12,6 +12,7 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
 import traceback
 import warnings
@@ -34,7 +35,15 @@ from deepbregman import __version__
 from .commands.parameters import PYTHON_ONLY
 from .config import Config
 from .errors import Notice, explain_error, mask_secrets, require_known
-from .launching import COMMAND_LINE, Process, find_process, is_first_of_machine, require_one_process
+from .launching import (
+    COMMAND_LINE,
+    Process,
+    find_process,
+    handle_signals,
+    is_first_of_machine,
+    require_one_process,
+    take_as_ctrl_c,
+)
 from .terminal import open_lasting_console, print_choices, print_note, progress_bars, say, silence
 
 PROGRAM = "deepbregman"
@@ -122,10 +131,12 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> None:
-        if function.__name__ in IN_ONE_PROCESS:
-            require_one_process(function.__name__)
         console = Console()
         with contextlib.ExitStack() as stack:
+            if function.__name__ in IN_ONE_PROCESS:
+                require_one_process(function.__name__)
+                # In a job of several processes, one that waits for others would not see it.
+                stack.enter_context(handle_signals([signal.SIGTERM], take_as_ctrl_c))
             if "console" in signature.parameters:
                 console = open_lasting_console(quiet=find_process().rank > 0)
                 options["console"] = console

@@ -152,7 +152,8 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
         return "", error.code
     if isinstance(error, UserError):
         return str(error), 2
-    if isinstance(error, KeyboardInterrupt):
+    number = getattr(error, "signal_number", None)  # of a run or a command that was stopped
+    if isinstance(error, KeyboardInterrupt) and number is None:
         return str(error) or "stopped", 130
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
@@ -167,7 +168,6 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
             f"the package {package} is not installed: `pip install {package}`, then repeat the "
             "command; nothing that was complete is lost"
         ), 2
-    number = getattr(error, "signal_number", None)  # an interrupted run
     if number is not None:
         return str(error), 128 + int(number)
     if any(words in str(error).lower() for words in _CONNECTION_LOST):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -239,6 +239,48 @@ def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int | None:
         time.sleep(_POLL_SECONDS)
 
 
+class StoppedBySignal(KeyboardInterrupt):
+    """A signal that is taken as Ctrl-C is, which evaluations and Optuna know."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {name_signal(number)}")
+        self.signal_number = number
+
+
+def take_as_ctrl_c(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal as Python handles Ctrl-C."""
+    raise StoppedBySignal(number)
+
+
+def find_signal(error: KeyboardInterrupt) -> int:
+    """Return the signal that an exception stands for."""
+    return error.signal_number if isinstance(error, StoppedBySignal) else signal.SIGINT
+
+
+def name_signal(number: int) -> str:
+    """Name a signal as the user knows it."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+@contextmanager
+def handle_signals(
+    numbers: Collection[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[bool]:
+    """Give signals to a function until the block ends.
+
+    Yields False where it does not: only the main thread may set handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield False
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield True
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
 def list_stopping_signals() -> tuple[signal.Signals, ...]:
     """List the signals that ask for an end: SIGTERM, Ctrl-C, and those of ``ANNOUNCEMENTS``.
 
@@ -277,13 +319,8 @@ def _pass_on_signals(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[Non
             if process.poll() is None:
                 process.send_signal(number)
 
-    watched = list_stopping_signals()
-    before = [signal.signal(number, pass_on) for number in watched]
-    try:
+    with handle_signals(list_stopping_signals(), pass_on):
         yield
-    finally:
-        for number, handler in zip(watched, before, strict=True):
-            signal.signal(number, handler)
 
 
 def when_launcher_ends(act: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from rich.console import Console
 from deepbregman.data.folders import Listing, list_folder
 from deepbregman.evaluation.detection.average_precision import METRICS as AP
 from deepbregman.evaluation.features import SplitFeatures
+from deepbregman.evaluation.inputs import Evaluation
+from deepbregman.evaluation.protocols import PROTOCOLS, Protocol
 from deepbregman.reporting.screen import (
     describe_references,
     draw_evaluation_table,
     draw_evaluation_tables,
     draw_hits,
 )
-from deepbregman.runs import Run
+from deepbregman.runs import Record, Run
 
 from ..conftest import Command
 
@@ -62,6 +65,35 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 class TestUse:
+    @pytest.mark.parametrize(
+        ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")]
+    )
+    @pytest.mark.parametrize("can_record", [True, False])
+    def test_a_signal_says_what_is_kept(self, evaluate, run, number, name, can_record, monkeypatch):
+        def stop(evaluation: Evaluation) -> list[Record]:
+            signal.raise_signal(number)
+            raise AssertionError("SIGTERM would have ended the process without a word")
+
+        monkeypatch.setitem(PROTOCOLS, "few", Protocol(stop))
+        if not can_record:
+            monkeypatch.setattr(os, "access", lambda *_: False)
+        # A shell starts background jobs with Ctrl-C ignored.
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            code, _, err = evaluate("--protocol", "knn", "few")
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN  # as it was
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGINT, interrupt)
+        assert code == 128 + number
+        if can_record:
+            words = "what is finished is kept, the same command continues it"
+            assert {row["protocol"] for row in rows_of(run)} == {"knn"}
+        else:
+            words = f"nothing is kept, since {run} cannot be written to"
+        assert err.endswith(f"stopped by {name}; {words}\n")
+
     def test_a_folder_is_listed_once(self, evaluate, photos, monkeypatch):
         """To look for labels, and to open them: listing 50,000 files takes half a second."""
         listed = []

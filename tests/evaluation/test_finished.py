@@ -120,7 +120,7 @@ def test_stopped_after_the_first_training_it_ends_as_if_nothing_had_been(
     assert not (reference.path / "finished_arms.json").exists()
 
     undo = stopping(monkeypatch, 1, interrupt)
-    with pytest.raises(KeyboardInterrupt, match="are kept"):
+    with pytest.raises(KeyboardInterrupt, match="is kept"):
         evaluate(run, **options)
     undo()
     assert journal.is_file()
@@ -231,9 +231,8 @@ def test_what_is_said_and_that_other_networks_leave_nothing_behind(
     undo = stopping(monkeypatch, 2, interrupt)
     with pytest.raises(SystemExit, match="130"):
         main(words)
-    assert "stopped; 2 finished arms are kept, the same command continues it" in (
-        capsys.readouterr().err
-    )
+    words_kept = "stopped by Ctrl-C; what is finished is kept, the same command continues it"
+    assert words_kept in capsys.readouterr().err
     undo()
     journal = run.path / "finished_arms.json"
     stale = json.loads(journal.read_text())

@@ -274,7 +274,7 @@ def test_a_source_of_unequal_classes_is_also_judged_by_its_classes(
     source, labels = labelled.source, labelled.source.train.known_labels.clone()
     labels[(labels == 1).nonzero()[1:, 0]] = 0  # one image is left of class 1
     uneven = replace(source, train=replace(source.train, labels=labels))
-    monkeypatch.setattr("deepbregman.evaluation.inputs.open_data", lambda *_, **options: uneven)
+    monkeypatch.setattr("deepbregman.evaluation.inputs.open_data", lambda *_, **__: uneven)
     with pytest.warns(Notice, match="has changed"):  # a monitor would hold other images out
         rows = evaluate(short_run, protocols=["knn"])
     assert {row["metric"] for row in rows} == {"top1", "balanced"}
@@ -324,7 +324,7 @@ def test_a_class_of_the_test_split_only_is_refused(labelled, monkeypatch):
     assert source.train.labels is not None
     without = source.train.select(torch.nonzero(source.train.labels != 7).flatten())
     partial_source = replace(source, train=without, classes=None)
-    monkeypatch.setattr("deepbregman.evaluation.inputs.open_data", lambda *_: partial_source)
+    monkeypatch.setattr("deepbregman.evaluation.inputs.open_data", lambda *_, **__: partial_source)
     with pytest.raises(UserError, match="no training image has the class '7'"):
         open_labelled(labelled.config)
 

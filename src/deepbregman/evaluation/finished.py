@@ -74,15 +74,7 @@ class FinishedParts:
             self._used.add(key)
             return found
         self._announce()
-        try:
-            measured = work()
-        except KeyboardInterrupt as error:
-            if not self._used:
-                raise
-            words = (
-                f"stopped; {len(self._used)} finished arms are kept, the same command continues it"
-            )
-            raise KeyboardInterrupt(words) from error
+        measured = work()
         if self.can_record:
             with self.run.edit_record(NAME) as parts:
                 for other, part in list(parts.items()):

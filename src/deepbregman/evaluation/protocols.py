@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from deepbregman.launching import find_signal, name_signal
 from deepbregman.runs import Record
 
 from .clustering import cluster
@@ -56,6 +57,17 @@ def run_protocols(evaluation: Evaluation) -> list[Record]:
     rows, but the same command does not repeat trainings that ``semi``, ``transfer``, ``supervised``
     and ``detect`` have finished. The run's networks are never changed: protocols train a copy.
     """
+    try:
+        return _run_protocols(evaluation)
+    except KeyboardInterrupt as error:
+        kept = "what is finished is kept, the same command continues it"
+        if not evaluation.can_record:
+            kept = f"nothing is kept, since {evaluation.run.path} cannot be written to"
+        error.args = (f"stopped by {name_signal(find_signal(error))}; {kept}",)
+        raise
+
+
+def _run_protocols(evaluation: Evaluation) -> list[Record]:
     chosen = {name: PROTOCOLS[name] for name in evaluation.options.protocols}
     _ = evaluation.can_record  # prints its note now, not after hours
     for protocol in chosen.values():

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -33,12 +32,18 @@ from deepbregman.evaluation.inputs import Evaluation, open_labelled
 from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.files import hold_lock, refuse_link
-from deepbregman.launching import leave_group
+from deepbregman.launching import (
+    find_signal,
+    handle_signals,
+    leave_group,
+    name_signal,
+    take_as_ctrl_c,
+)
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import say
 from deepbregman.training.callbacks import Callback
-from deepbregman.training.faults import Fault, Interrupted, handle_signals, name_signal
+from deepbregman.training.faults import Fault, Interrupted
 
 from .definition import EvaluateOn, describe_differences
 from .results import MAIN_METRIC
@@ -389,14 +394,8 @@ def work(queue: Queue, worker: Worker, command: str) -> Record:
     Waits for the trials of other processes, in case one of them dies.
     """
     is_waiting = False
-    received: list[int] = []
-
-    def take_as_ctrl_c(number: int, frame: FrameType | None) -> None:
-        """Do as Ctrl-C does, which evaluations and Optuna know; training has its own handlers."""
-        received.append(number)
-        raise KeyboardInterrupt
-
     try:
+        # Training has handlers of its own.
         with handle_signals([signal.SIGTERM], take_as_ctrl_c), worker.progress:
             while (counts := queue.count())[0] < counts[1]:
                 worker.show(*counts)
@@ -417,8 +416,8 @@ def work(queue: Queue, worker: Worker, command: str) -> Record:
                 time.sleep(POLL_SECONDS)
     except Interrupted as error:
         raise Stopped(queue.describe(), command, error.signal_number) from None
-    except KeyboardInterrupt:
-        raise Stopped(queue.describe(), command, (received or [signal.SIGINT])[0]) from None
+    except KeyboardInterrupt as error:
+        raise Stopped(queue.describe(), command, find_signal(error)) from None
     except Fault as error:
         raise Fault(error.words, command) from error
     return queue.save()

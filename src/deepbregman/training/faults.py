@@ -23,7 +23,14 @@ from deepbregman.errors import (
     first_line,
     is_out_of_memory,
 )
-from deepbregman.launching import COMMAND_LINE, LAUNCHER, find_process, list_stopping_signals
+from deepbregman.launching import (
+    COMMAND_LINE,
+    LAUNCHER,
+    find_process,
+    handle_signals,
+    list_stopping_signals,
+    name_signal,
+)
 
 if TYPE_CHECKING:
     from .fabric import Fabric
@@ -31,11 +38,6 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 1.0
 """Time that Python gets to answer a second Ctrl-C, before the process ends."""
-
-
-def name_signal(number: int) -> str:
-    """Name a signal as the user knows it."""
-    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 class Interrupted(Exception):
@@ -61,25 +63,6 @@ class StoppedAtOnce(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.signal_number = number
-
-
-@contextmanager
-def handle_signals(
-    numbers: Collection[int], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[bool]:
-    """Give signals to a function until the block ends.
-
-    Yields False where it does not: only the main thread may set handlers.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield False
-        return
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield True
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
 
 
 @contextmanager
@@ -181,10 +164,10 @@ def explain_faults(config: Config, folder: Path) -> Iterator[None]:
     command = name_resume(config, folder)
     try:
         yield
-    except KeyboardInterrupt:
-        if not (folder / "config.toml").is_file():
-            raise
-        raise KeyboardInterrupt(describe_hard_stop(command)) from None
+    except KeyboardInterrupt as error:
+        if (folder / "config.toml").is_file():
+            error.args = (describe_hard_stop(command),)
+        raise
     except OSError as error:
         if not folder.exists() and str(error.filename or "").startswith(str(folder)):
             raise Fault(
