@@ -433,9 +433,45 @@ class TestErrors:
         )
         code, out, err = command("evaluate", run, "--protocol", "knn")
         assert (code, err) == (0, "")
-        assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
+        assert f"left out 1 unreadable image (cats/broken.jpg) of {photos}\n" in out
         rows = json.loads((run / "result.json").read_text())["evaluations"]
         assert (rows[0]["num_train"], rows[0]["num_test"], rows[0]["num_replaced"]) == (33, 7, 0)
+
+    def test_unreadable_images_of_each_folder_are_told_once(self, command, short_run, photos):
+        """Of the images to evaluate on, and of those that they are told from."""
+        truncated(photos / "cats" / "broken.jpg")
+        run = shutil.copytree(short_run.path, photos.parent / "run")
+        other = shutil.copytree(photos, photos.parent / "other")
+        words = ("--protocol", "knn", "ood", "--data", photos, "--ood.against", other)
+        code, out, err = command("evaluate", run, *words, "--skip-unreadable")
+        assert (code, err) == (0, "")
+        told = [line for line in out.splitlines() if "left out" in line]
+        assert told == [
+            f"left out 1 unreadable image (cats/broken.jpg) of {folder}"
+            for folder in (photos, other)
+        ]
+
+    @pytest.mark.parametrize("sizes", [(8,), (8, 12)])
+    def test_the_tables_tell_of_unreadable_images_once(
+        self, command, recipe, photos, sizes, monkeypatch
+    ):
+        def stop(*arguments: object) -> None:  # what is trained is no matter here
+            raise MemoryError
+
+        monkeypatch.setattr("deepbregman.studies.engine.run_trial", stop)
+        truncated(photos / "cats" / "broken.jpg")
+        arms = []
+        for size in sizes:
+            arms.append(photos.parent / f"arm{size}.toml")
+            text = recipe.read_text()
+            assert "image_size = 8" in text
+            arms[-1].write_text(text.replace("image_size = 8", f"image_size = {size}"))
+        words = ["--data", photos, "--arms", *arms, "--seeds", 1, "--epochs", 1]
+        words += ["--protocols", "knn", "--out", photos.parent / "out"]
+        changes = ["--set", "data.skip_unreadable=true", "training.batch_size=8"]
+        code, _, err = command("study", "tables", *words, *changes)
+        assert code == 2
+        assert err.count("left out 1 unreadable image (cats/broken.jpg)") == 1
 
     @pytest.mark.parametrize("verb", ["study", "tune"])
     def test_studies_and_searches_say_how_many_unreadable_images_they_left_out(

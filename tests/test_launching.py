@@ -17,7 +17,7 @@ from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 
 from deepbregman.cli import main
 from deepbregman.commands.pretrain import _count_processes
-from deepbregman.errors import ReportedElsewhere, UserError, explain_error
+from deepbregman.errors import ReportedElsewhere, UserError, explain_error, notify
 from deepbregman.launching import (
     Process,
     find_process,
@@ -159,6 +159,16 @@ class TestSaidOnce:
             main(["recipes", "nonsense"])
         assert caught.value.code == 2
         assert capsys.readouterr().err.count("error: ") == said
+
+    @pytest.mark.parametrize(("rank", "said"), [("0", 1), ("1", 0)])
+    def test_a_note(self, rank, said, monkeypatch, capsys):
+        def give(arguments: list[str]) -> None:
+            notify("images lie beside sub-folders", stacklevel=1)
+
+        setting(monkeypatch, {**TORCHRUN, "RANK": rank, "LOCAL_RANK": rank})
+        monkeypatch.setattr("deepbregman.cli._dispatch", give)
+        main([])
+        assert capsys.readouterr().err.count("note: images lie beside sub-folders") == said
 
     @pytest.mark.parametrize(("rank", "said"), [("0", "stopped\n"), ("1", "")])
     def test_ctrl_c_before_there_is_a_run(self, rank, said, monkeypatch, capsys):

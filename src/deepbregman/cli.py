@@ -281,7 +281,7 @@ def _flush_output() -> Iterator[None]:
 
 @contextmanager
 def _print_notices() -> Iterator[None]:
-    """Print notices as words on stderr, each once, and other warnings as Python does."""
+    """Print notices as words on stderr, each once a machine, and other warnings as Python does."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", Notice)
         show_others = warnings.showwarning
@@ -290,7 +290,7 @@ def _print_notices() -> Iterator[None]:
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if not issubclass(category, Notice):
                 show_others(message, category, *rest, **more)
-            elif str(message) not in printed:
+            elif str(message) not in printed and is_first_of_machine():
                 printed.add(str(message))
                 print_note(str(message), sys.stderr)  # above a bar, where one runs
 

@@ -236,9 +236,9 @@ class Evaluation:
         source, self._data_changed = loaded.open_images(
             data, self.source, self.progress, self.listing
         )
-        if loaded.config.data.skip_unreadable and source.skipped_notice:
-            self.say(source.skipped_notice)
         name = data or (loaded.config.data.source if self.source is None else source.name)
+        if loaded.config.data.skip_unreadable and source.skipped_notice:
+            self.say(f"{source.skipped_notice} of {name}")
         source = require_labelled(source, name)
         _warn_of_one_class(source, name)
         if data is not None and self.source is None:

@@ -151,6 +151,8 @@ def ood(evaluation: Evaluation) -> list[Record]:
             else:
                 source = open_data(config, other)
                 split = source.test or source.train
+                if source.skipped_notice:
+                    evaluation.say(f"{source.skipped_notice} of {other}")
             outside = labelled.of(split).features
             details = {"against": other, "num_outside": len(split)}
             seeds.append(

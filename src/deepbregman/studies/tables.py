@@ -26,6 +26,7 @@ from rich.console import Console
 
 from deepbregman.config import Config, override
 from deepbregman.data import Source
+from deepbregman.errors import notify
 from deepbregman.evaluation.inputs import Evaluation, open_labelled
 from deepbregman.evaluation.options import Few, Ood, Options, Semi, Start
 from deepbregman.evaluation.protocols import run_protocols
@@ -210,7 +211,10 @@ def run_tables(options: TableOptions, console: Console) -> StudyResult:
     @cache
     def open_images(data: str, image_size: int) -> Source:
         config = next(cell.config for cell in plan.cells if cell.data == data)
-        return open_labelled(override(config, {"data.image_size": image_size}))
+        source = open_labelled(override(config, {"data.image_size": image_size}))
+        if source.skipped_notice:  # printed once, though arms may have images of other sizes
+            notify(f"{source.skipped_notice} of {data}", stacklevel=2)
+        return source
 
     worker = Worker(
         lambda t: open_images(t.config.data.source, t.config.data.image_size), how, console

@@ -24,6 +24,7 @@ from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.figures import FeatureMap, save_map_figure
 from deepbregman.runs import Run, collect_provenance, replace_file
 from deepbregman.statistics import format_summary, summarise
+from deepbregman.terminal import say
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.devices import device_name, pick_device
 
@@ -63,6 +64,8 @@ def run_tsne(
         raise UserError(f"--runs {' '.join(names)}: a run is named twice")
     device = pick_device(accelerator)
     source = open_labelled(opened[0].config, data)
+    if source.skipped_notice:
+        say(console, source.skipped_notice)
     chosen = _choose_subset(source, images)
     labels = chosen.known_labels.numpy()
     begin_study(out, seeds)
