@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -251,6 +253,43 @@ def test_the_control_and_both_terms_are_endings_of_a_recipe(tmp_path, few_digits
         UserError, match=r"paper-control: .*info_nce is 1\.0 with divergence\.source 'learned'"
     ):
         plan_study(STUDY, dataclasses.replace(options, recipes=("simclr", "paper-control")))
+
+
+def test_endings_of_recipe_files(tmp_path, few_digits):
+    """Arms are called after the file and its ending: they had all been called after the file."""
+    file = tmp_path / "best-171.toml"
+    file.write_text(to_toml(override(load_recipe("best"), {"training.epochs": 171})))
+    recipes = ("simclr", str(file), f"{file}-control", f"{file}-both")
+    options = StudyOptions(data=few_digits, recipes=recipes, unequal=True)
+    plan = plan_study(STUDY, options)
+    names = ["simclr", "best-171", "best-171-control", "best-171-both"]
+    assert [arm.name for arm in plan.arms] == names
+    control = override(plan.base, plan.arms[2].changes)
+    assert control.training.epochs == 171
+    assert (control.divergence.weight, control.divergence.info_nce) == (0.0, 1.0)
+    shutil.copy(file, other := tmp_path / "best-171-control.toml")
+    twice = dataclasses.replace(options, recipes=(*recipes, str(other)))
+    words = f"--recipes {file}-control {other} names best-171-control twice"
+    with pytest.raises(UserError, match=re.escape(words)):
+        plan_study(STUDY, twice)
+    with pytest.raises(UserError, match=re.escape(f"did you mean '{file}'?")):
+        plan_study(STUDY, dataclasses.replace(options, recipes=("simclr", str(file)[:-5])))
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"), [("methods", "simclr+divergence"), ("learning-rates", "simclr-rate-x3")]
+)
+def test_a_file_may_not_have_the_name_of_an_arm_that_the_study_makes(
+    name, taken, tmp_path, few_digits
+):
+    """The one would have taken the place of the other."""
+    file = tmp_path / f"{taken}.toml"
+    file.write_text(to_toml(override(load_recipe("simclr"), {"objective.temperature": 0.3})))
+    study = find_study(name)
+    assert isinstance(study, Study)
+    options = StudyOptions(data=few_digits, recipes=("simclr", str(file)), out=tmp_path / "out")
+    with pytest.raises(UserError, match=re.escape(f"--recipes names {taken}, which this study")):
+        plan_study(study, options)
 
 
 def test_every_method_stands_alone_and_with_the_divergence(tmp_path, few_digits):

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 from deepbregman.cli import main
 from deepbregman.commands.study import tables
-from deepbregman.config import load_recipe
+from deepbregman.config import load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.evaluation.inputs import Evaluation, open_labelled
 from deepbregman.evaluation.results import KeptPredictions
@@ -102,6 +102,17 @@ def test_a_rare_class_keeps_all_shares_of_labels(uneven):
     options = TableEvaluation("test").options_for([Part("semi", "semi")], config, source)
     assert options.semi.labels == (0.01, 0.1)
     assert options.few.labels_per_class == (1, 2, 5)
+
+
+def test_arms_of_files_have_the_name_and_the_encoder_of_the_file(few_digits, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(to_toml(override(load_recipe("best"), {"encoder.name": "small"})))
+    arms = ("best", str(file), f"{file}-control")
+    plan = plan_tables(TableOptions(data=(few_digits,), arms=arms, out=tmp_path / "out"))
+    assert plan.arms == ("best", "mine", "mine-control")
+    encoders = {cell.arm: cell.config.encoder.name for cell in plan.cells}
+    assert encoders == {"best": "resnet18", "mine": "small", "mine-control": "small"}
+    assert ("mine", "mine-control") in pair_arms(plan.arms)
 
 
 @pytest.mark.parametrize(

@@ -142,9 +142,10 @@ def load_recipe(name: str) -> Config:
         return from_toml(known[name], f"recipe {name}")
     path = Path(name)
     if not path.is_file():
+        file = f"{name}.toml"
         raise UserError(
             f"recipe {name!r} is neither one of {', '.join(known)} nor a .toml file that exists"
-            f"{suggest(name, known)}"
+            f"{suggest(name, [file] if Path(file).is_file() else known)}"
         )
     try:
         return from_toml(path.read_text(encoding="utf-8"), str(path))

@@ -89,9 +89,9 @@ class StudyOptions:
     recipe: MaybeText = None
     """Name of a recipe, or a .toml file. By default the recipe of the study."""
     recipes: tuple[str, ...] = ()
-    """For study comparison: two or more recipes, the reference first. By default simclr best.
-    RECIPE-without has no divergence; RECIPE-control has InfoNCE with the same teacher and bank
-    instead; RECIPE-both has both."""
+    """For study comparison: two or more recipes or .toml files, the reference first. By default
+    simclr best. RECIPE-without has no divergence; RECIPE-control has InfoNCE with the same teacher
+    and bank instead; RECIPE-both has both. A file is written mine.toml-control."""
     unequal: bool = False
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""
     rates: tuple[Path, ...] = ()
@@ -275,7 +275,9 @@ class Study:
             for name, config in configs.items():
                 rate = config.optimiser.learning_rate * factor
                 changed = override(config, {"optimiser.learning_rate": rate})
-                arm_name = name if factor == 1.0 else f"{name}-rate-x{factor:g}"
+                arm_name = name
+                if factor != 1.0:
+                    arm_name = _require_new(f"{name}-rate-x{factor:g}", configs)
                 changes = _list_changes(base, changed)
                 arms.append(Arm(arm_name, changes, name, f"rate x {factor:g}"))
         return dataclasses.replace(self, arms=tuple(arms), recipes=tuple(configs))
@@ -286,9 +288,10 @@ class Study:
             if config.divergence.is_on:
                 continue
             try:
-                yield f"{name}{CARRIED}", override(config, self.with_divergence)
+                carried = override(config, self.with_divergence)
             except UserError:  # a recipe of the user's with one view and no teacher
                 continue
+            yield _require_new(f"{name}{CARRIED}", configs), carried
 
     def choose_arms(self, only: Sequence[str]) -> tuple[Arm, ...]:
         """Return the arms that match names or patterns; by default all that need no labels."""
@@ -322,6 +325,16 @@ class Search:
     published_data: str = ""
     """The images that it was found on; it is shown beside no others."""
     note: str = ""
+
+
+def _require_new(name: str, configs: Mapping[str, Config]) -> str:
+    """Return the name of an arm that a study makes of a recipe, if no recipe has it."""
+    if name in configs:
+        raise UserError(
+            f"--recipes names {name}, which this study also makes of another recipe: rename the "
+            "file, or leave it out"
+        )
+    return name
 
 
 def _list_changes(base: Config, config: Config) -> dict[str, Any]:
@@ -407,16 +420,20 @@ def join_changes(options: StudyOptions | SearchOptions) -> dict[str, Any]:
     return {**given, **changes}
 
 
-def load_arm(name: str) -> Config:
-    """Load a recipe or a .toml file; the name of a recipe may have one of the endings."""
-    for ending, changes in ENDINGS.items():
-        if name.endswith(ending) and name not in recipes():
-            recipe = load_recipe(name.removesuffix(ending))
-            try:
-                return override(recipe, changes)
-            except UserError as error:
-                raise UserError(f"{name}: {error}") from error
-    return load_recipe(name)
+def split_ending(arm: str) -> tuple[str, str]:
+    """Split an arm into a recipe or a .toml file, and one of the endings or nothing."""
+    ending = next((ending for ending in ENDINGS if arm.endswith(ending)), "")
+    return (arm, "") if arm in recipes() else (arm.removesuffix(ending), ending)
+
+
+def load_arm(arm: str) -> Config:
+    """Load a recipe or a .toml file; either may have one of the endings."""
+    recipe, ending = split_ending(arm)
+    config = load_recipe(recipe)
+    try:
+        return override(config, ENDINGS.get(ending, {}))
+    except UserError as error:
+        raise UserError(f"{arm}: {error}") from error
 
 
 def build_config(
@@ -476,13 +493,16 @@ def check_arms(study: Study, arms: Iterable[Arm], base: Config) -> None:
         check_terms(base, needed, f"arm {arm.name} of study {study.name}")
 
 
-def name_arms(recipes: Sequence[str]) -> list[str]:
-    """Name an arm for each recipe: by itself, or by its file."""
-    names = [Path(recipe).stem for recipe in recipes]
+def name_arms(arms: Sequence[str], option: str = "recipes") -> list[str]:
+    """Name each arm by its recipe or its file, and its ending."""
+    parts = [split_ending(arm) for arm in arms]
+    names = [Path(recipe).stem + ending for recipe, ending in parts]
     for name in names:
-        if names.count(name) > 1:
+        same = [arm for arm, other in zip(arms, names, strict=True) if other == name]
+        if len(same) > 1:
             raise UserError(
-                f"--recipes names {name} twice: arms are called after their recipe; rename the file"
+                f"--{option} {' '.join(same)} names {name} twice, and runs are called after it; "
+                "leave one out, or rename a file"
             )
     return names
 

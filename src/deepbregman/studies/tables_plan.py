@@ -11,14 +11,22 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import tyro
 
-from deepbregman.config import Config, override
+from deepbregman.config import Config, override, recipes
 from deepbregman.data.datasets import check_source, typical_side
 from deepbregman.errors import UserError, require_known
 from deepbregman.evaluation.options import NOISE, ClassProtocol
 from deepbregman.files import check_can_be_folder, list_names
 from deepbregman.terminal import MaybeNumber
 
-from .definition import BOTH, CONTROL, WITHOUT, load_arm, read_changes
+from .definition import (
+    BOTH,
+    CONTROL,
+    WITHOUT,
+    load_arm,
+    name_arms,
+    read_changes,
+    split_ending,
+)
 
 ARMS = (
     *("simclr", "paper-without", "paper", "best-control", "best"),
@@ -125,7 +133,7 @@ def plan_tables(options: TableOptions) -> TablePlan:
         return TablePlan(options, (), ())
     _check_options(options)
     _check_folder(options.out)
-    arms = tuple(PurePath(arm).stem for arm in options.arms)
+    arms = tuple(name_arms(options.arms, "arms"))
     changes = read_changes(options.changes)
     configs: dict[tuple[str, str], Config] = {}
     for place, data in enumerate(options.data):
@@ -160,7 +168,7 @@ def build_arm(arm: str, given: Mapping[str, Any]) -> Config:
 
     The recipes of the package are trained with one encoder, so that arms can be compared.
     """
-    own = {} if arm.endswith(".toml") else {"encoder.name": ENCODER}
+    own = {"encoder.name": ENCODER} if split_ending(arm)[0] in recipes() else {}
     return override(load_arm(arm), {**own, **given})
 
 
@@ -201,12 +209,11 @@ def pair_arms(arms: Sequence[str]) -> list[tuple[str, str]]:
 def _check_options(options: TableOptions) -> None:
     if not options.data:
         raise UserError("no dataset was named: give one or more, such as --data cifar10")
-    for what, values in (("data", options.data), ("arms", options.arms)):
-        names = [name_dataset(value) for value in values]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise UserError(
-                f"--{what} names {twice[0]} twice, and runs are called after it; rename one of them"
-            )
+    names = [name_dataset(data) for data in options.data]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(
+            f"--data names {twice[0]} twice, and runs are called after it; rename one of them"
+        )
     if not options.arms:
         raise UserError(f"no arm was named: give recipes, such as --arms {' '.join(ARMS[:3])}")
     for name in options.protocols:
