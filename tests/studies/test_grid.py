@@ -229,6 +229,21 @@ def test_two_workers_do_every_run_once(few_digits, out, monkeypatch):
     assert [len(each.results["cells"]) for each in found] == [2, 2]  # both end complete
 
 
+def test_a_finished_run_of_another_configuration_does_not_count(few_digits, out):
+    run_study(kappa.STUDY, settings(few_digits, out, only=("5",), seeds=1))
+    told, path = read(out)["cells"], out / "runs" / "5-seed0" / "config.toml"
+    text = path.read_text()
+    # How often a run saves changes nothing that is measured.
+    path.write_text(re.sub(r"(?m)^save_seconds = .*", "save_seconds = 7.0", text))
+    run_study(kappa.STUDY, StudyOptions(out=out, train=False))
+    assert read(out)["cells"] == told
+    path.write_text(re.sub(r"(?m)^learning_rate = .*", "learning_rate = 0.123", text))
+    words = r"5-seed0 is a run of another configuration \(optimiser.learning_rate is 0.123 there"
+    for train in (False, True):
+        with pytest.raises(UserError, match=words):
+            run_study(kappa.STUDY, StudyOptions(out=out, train=train))
+
+
 def test_the_bar_tells_every_epoch_though_nothing_is_measured(few_digits, out, monkeypatch):
     told = []
     update = engine.Progress.update

@@ -40,7 +40,7 @@ from deepbregman.launching import (
     take_as_ctrl_c,
 )
 from deepbregman.method.networks import Model
-from deepbregman.runs import Record, Run
+from deepbregman.runs import CHANGEABLE, Record, Run, is_run
 from deepbregman.terminal import say
 from deepbregman.training.callbacks import Callback
 from deepbregman.training.faults import Fault, Interrupted
@@ -65,11 +65,22 @@ class Trial:
         """The name of its folder."""
         return self.folder.name
 
+    def open_run(self) -> Run:
+        """Open the run; refuse one of another configuration, which may come from another folder."""
+        run = Run.open(self.folder)
+        changed = describe_differences(run.config, self.config, lambda name: name not in CHANGEABLE)
+        if changed:
+            raise UserError(
+                f"{self.folder} is a run of another configuration ({changed}): move it away, or "
+                "choose another folder with --out"
+            )
+        return run
+
     def outcome(self) -> Record | None:
         """Read the outcome of the trial; None if it is not done."""
         if not (self.folder / "result.json").is_file():
             return None
-        outcome = Run.open(self.folder).result().get("study")
+        outcome = self.open_run().result().get("study")
         if outcome is not None and not {"state", "metrics"} <= outcome.keys():
             raise UserError(
                 f"{self.folder / 'result.json'}: 'study' is not the outcome of a trial: restore "
@@ -178,20 +189,6 @@ def run_trial(
     return outcome
 
 
-def _open_run(folder: Path, config: Config) -> Run | None:
-    """Open the run of a trial if there is one; it must have this configuration."""
-    if not (folder / "config.toml").exists():
-        return None
-    run = Run.open(folder)
-    changed = describe_differences(run.config, config)
-    if changed:
-        raise UserError(
-            f"{folder} is a run of another configuration ({changed}): move it away, or choose "
-            "another folder with --out"
-        )
-    return run
-
-
 class _Report(Callback):
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -205,7 +202,7 @@ class _Report(Callback):
 def _train_and_evaluate(
     trial: Trial, source: Source, how: EvaluationPlan, watch: Watch | None
 ) -> dict[str, float]:
-    run = _open_run(trial.folder, trial.config)
+    run = trial.open_run() if is_run(trial.folder) else None
     given: dict[str, Any] = {
         "accelerator": how.accelerator,
         "source": source,
