@@ -1,14 +1,16 @@
-"""What the step of each method costs beside the passes through its encoders.
+"""What the step of each method costs beside the passes through its networks.
 
     python benchmarks/methods.py [--recipes byol swav ...] [--divergence] [--out FILE.json]
 
-For each recipe the arms take turns. "passes" has the forward and backward passes of the method's
-own encoders (teachers and small views included) and the optimiser, on fixed batches. "step" is the
-whole training step, and "with divergence" the same with that term. Views, heads, losses and queues
-are what a step has beyond the passes.
+For each recipe the arms take turns. "encoders" has the forward and backward passes of the method's
+own encoders (teachers and small views included) and the optimiser, on fixed batches; "networks" has
+those of its heads too. "step" is the whole training step, and "with divergence" the same with that
+term. Views, losses, queues and the teacher's update are what a step has beyond its networks.
 """
 
+import gc
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,82 +39,118 @@ from deepbregman.objectives import Group
 from deepbregman.runs import collect_provenance
 from deepbregman.studies.catalogue.methods import STUDY
 from deepbregman.studies.definition import read_changes
-from deepbregman.training.devices import device_name, is_mixed
+from deepbregman.training.devices import device_name
 from deepbregman.training.fabric import Fabric
 from deepbregman.training.optimisers import build_optimiser
 from deepbregman.training.processes import compile_step, launch
 
 
 class Pass(NamedTuple):
-    """One batch that goes through an encoder in a training step."""
+    """One batch that goes through a network in a training step."""
 
-    encoder: Encoder
+    network: nn.Module
+    """The trunk of an encoder, or a head."""
     shape: torch.Size
+    dtype: torch.dtype
     learns: bool
     """Whether it is followed by a backward pass: that of a teacher is not."""
+    is_encoder: bool
+    in_autocast: bool
+    gives_gradient: bool
+    """Whether the backward pass goes on to the batch, as in a head."""
 
 
 def record_passes(config: Config, images: Images, fabric: Fabric, folder: Path) -> list[Pass]:
-    """Take one step of a method, and list what went through its encoders."""
+    """Take one step of a method, and list what went through its encoders and heads."""
     config = override(config, {"training.compile": "no"})
     job = start_run(config, images, fabric, folder)
-    passes = []
+    passes: list[Pass] = []
 
-    def listen_to(encoder: Encoder) -> None:
-        normalise = encoder.normalise
+    def record(network: nn.Module, batch: Tensor) -> None:
+        passes.append(
+            Pass(
+                network,
+                batch.shape,
+                batch.dtype,
+                learns=torch.is_grad_enabled(),
+                is_encoder=isinstance(network, Encoder),
+                in_autocast=torch.is_autocast_enabled(fabric.device.type),
+                gives_gradient=batch.requires_grad,
+            )
+        )
 
-        def record(pixels: Tensor) -> Tensor:
-            passes.append(Pass(encoder, pixels.shape, torch.is_grad_enabled()))
-            return normalise(pixels)
-
-        encoder.__dict__["normalise"] = record  # hides the method
-
-    for module in job.step_module.modules():
+    def listen_to(module: nn.Module) -> list[Callable[[], None]]:
+        """Record what a module's networks take in; return what ends it."""
         if isinstance(module, Encoder):
-            listen_to(module)
+            normalise = module.normalise
+
+            def normalise_and_record(pixels: Tensor) -> Tensor:
+                record(module, pixels)
+                return normalise(pixels)
+
+            module.__dict__["normalise"] = normalise_and_record  # hides the method
+            return [lambda: module.__dict__.pop("normalise")]
+        if any(isinstance(part, Encoder) for part in module.modules()):
+            return [end for part in module.children() for end in listen_to(part)]
+        if any(True for _ in module.parameters()):
+            hook = module.register_forward_pre_hook(lambda head, batch: record(head, batch[0]))
+            return [hook.remove]
+        return []
+
+    ends = listen_to(job.step_module)
     job.advance(job.feed(0, 0))
-    for one in passes:
-        one.encoder.__dict__.pop("normalise", None)  # uncovers it
+    for end in ends:
+        end()
     return passes
 
 
 class _Passes(nn.Module):
-    """Passes through encoders, and nothing else of a step."""
+    """Passes through networks, and nothing else of a step."""
 
     def __init__(self, passes: list[Pass]) -> None:
         super().__init__()
-        self.trunks = nn.ModuleList(one.encoder.trunk for one in passes)
-        self.learns = [one.learns for one in passes]
+        self.passes = passes
+        networks = (one.network for one in passes)
+        self.networks = nn.ModuleList(
+            each.trunk if isinstance(each, Encoder) else each for each in networks
+        )
 
     def forward(self, batches: list[Tensor]) -> Tensor:
         """Return a number whose gradient asks for every backward pass."""
+        kind = batches[0].device.type
         total = torch.zeros((), device=batches[0].device)
-        for trunk, learns, batch in zip(self.trunks, self.learns, batches, strict=True):
-            with torch.set_grad_enabled(learns):
-                found = trunk(batch).float().square().mean()
-            total = total + found
+        for network, one, batch in zip(self.networks, self.passes, batches, strict=True):
+            with (
+                torch.set_grad_enabled(one.learns),
+                torch.autocast(kind, dtype=torch.bfloat16, enabled=one.in_autocast),
+            ):
+                found = network(batch)
+            total = total + found.float().square().mean()
         return total
 
 
 def passes_step(passes: list[Pass], config: Config, fabric: Fabric) -> Step:
-    """Build the reference of a method: its encoders' passes and the optimiser, on fixed batches."""
-    device, network = fabric.device, _Passes(passes).train()
-    compile_step(network, config, fabric)
-    batches = [
-        torch.rand(one.shape, device=device).contiguous(memory_format=torch.channels_last)
-        for one in passes
-    ]
-    learning = nn.ModuleList(one.encoder.trunk for one in passes if one.learns)
+    """Build a reference of a method: passes through its networks and the optimiser."""
+    device, networks = fabric.device, _Passes(passes).train()
+    compile_step(networks, config, fabric)
+    batches = []
+    for one in passes:
+        batch = torch.rand(one.shape, device=device).to(one.dtype)
+        if batch.ndim == 4:
+            batch = batch.contiguous(memory_format=torch.channels_last)
+        batches.append(batch.requires_grad_(one.gives_gradient))
+    learning = nn.ModuleList(
+        network for network, one in zip(networks.networks, passes, strict=True) if one.learns
+    )
     trained = [(n, p) for n, p in learning.named_parameters() if p.requires_grad]
     optimiser = build_optimiser(config.optimiser, [Group(trained)], device)
-    mixed = is_mixed(config, device)
 
     def step() -> None:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
-            total = network(batches)
-        total.backward()
+        networks(batches).backward()
         optimiser.step()
         optimiser.zero_grad()
+        for batch in batches:
+            batch.grad = None
 
     return step
 
@@ -147,11 +185,14 @@ def methods(
                 console.print(f"{recipe} cannot carry the divergence: {problem}")
         group = time_steps(configs, images, Effort(*effort), fabric, console)
         group["recipe"] = recipe
+        encoders, networks, *_ = (arm["milliseconds"] for arm in group["arms"])
         for arm in group["arms"]:
-            arm["over_passes"] = group["arms"][0]["milliseconds"] / arm["milliseconds"]
+            arm["over_encoders"] = encoders / arm["milliseconds"]
+            arm["over_networks"] = networks / arm["milliseconds"]
             console.print(
                 f"{recipe}: {arm['name']}: {arm['milliseconds']:.2f} ms, "
-                f"{arm['over_passes']:.3f} of the passes' speed, {arm['peak_gigabytes']:.2f} GB"
+                f"{arm['over_encoders']:.3f} of the encoders' speed, "
+                f"{arm['over_networks']:.3f} of the networks', {arm['peak_gigabytes']:.2f} GB"
             )
         record["groups"].append(group)
         if out is not None:
@@ -167,11 +208,19 @@ def time_steps(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         passes = record_passes(config, pictures, fabric, folder)
-        arms: dict[str, Build] = {"passes": lambda: passes_step(passes, config, fabric)}
+        gc.collect()  # what is freed later would be taken off the memory of an arm
+        only_encoders = [one for one in passes if one.is_encoder]
+        arms: dict[str, Build] = {
+            "encoders": lambda: passes_step(only_encoders, config, fabric),
+            "networks": lambda: passes_step(passes, config, fabric),
+        }
         for arm, changed in configs.items():
             arms[arm] = partial(build_training_step, changed, pictures, fabric, folder)
         group = measure(config, arms, effort, fabric.device, console)
-    group["passes"] = [{"shape": list(one.shape), "learns": one.learns} for one in passes]
+    group["passes"] = [
+        {"shape": list(one.shape), "learns": one.learns, "is_encoder": one.is_encoder}
+        for one in passes
+    ]
     return group
 
 

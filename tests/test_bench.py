@@ -180,26 +180,36 @@ def test_views_are_as_large_as_those_of_other_libraries():
     assert config.view_size == config.data.image_size == 32
 
 
-def test_the_passes_of_a_method_are_those_of_its_encoders(tmp_path):
-    """Here SwAV has small views and no teacher; MoCo one view of each."""
+def test_the_passes_of_a_method_are_those_of_its_encoders_and_heads(tmp_path):
+    """Here SwAV has small views and no teacher; BYOL two views of each, and a predictor."""
     methods = script("methods")
     images, fabric = benchmarking.make_random_images(16, 32), launch("cpu")
     small = {**benchmarking.QUIET, "encoder.name": "small", "training.batch_size": 8}
     small["views.relative_size"] = 1.0
     expected = {
-        "swav": [((16, 3, 32, 32), True), ((32, 3, 16, 16), True)],
-        "moco-v2": [((8, 3, 32, 32), True), ((8, 3, 32, 32), False)],
+        "swav": [
+            *[((16, 3, 32, 32), True, True, False), ((16, 32), True, False, True)],
+            *[((32, 3, 16, 16), True, True, False), ((32, 32), True, False, True)],
+            ((48, 128), True, False, True),  # its prototypes
+        ],
+        "byol": [
+            *[((16, 3, 32, 32), True, True, False), ((16, 32), True, False, True)],
+            ((16, 256), True, False, True),
+            *[((16, 3, 32, 32), False, True, False), ((16, 32), False, False, False)],
+        ],
     }
     groups = {"swav": {"small_views.num_views": 4, "small_views.relative_size": 0.5}}
     for recipe, shapes in expected.items():
         config = override(load_recipe(recipe), small | groups.get(recipe, {}))
         passes = methods.record_passes(config, images, fabric, tmp_path)
-        assert [(tuple(one.shape), one.learns) for one in passes] == shapes
-    weights = [next(one.encoder.parameters()) for one in passes]
+        assert [
+            (tuple(one.shape), one.learns, one.is_encoder, one.gives_gradient) for one in passes
+        ] == shapes
+    weights = [next(one.network.parameters()) for one in passes]
     before = [weight.clone() for weight in weights]
     methods.passes_step(passes, config, fabric)()
-    assert not torch.equal(before[0], weights[0])
-    assert torch.equal(before[1], weights[1])  # the teacher's
+    kept = [torch.equal(*pair) for pair in zip(before, weights, strict=True)]
+    assert kept == [False, False, False, True, True]  # the teacher's stay
 
 
 def test_the_divergence_of_the_arms_is_the_papers():
