@@ -1,7 +1,8 @@
 """Write the tables of records in results/ into the pages that show them.
 
 Run from the root of the project: ``python docs/tables.py``. A page marks the place by the comments
-``<!-- table of studies/NAME -->`` and ``<!-- end of table -->``. Of the study tables, a place names
+``<!-- table of studies/NAME -->`` and ``<!-- end of table -->``, or names a record of
+``benchmarks/methods.py``. Of the study tables, a place names
 the table and its columns: ``<!-- table of studies/tables cifar10-in-short: simclr, best -->``.
 """
 
@@ -9,9 +10,10 @@ import json
 import re
 from pathlib import Path
 
+from deepbregman.files import Record
 from deepbregman.reporting.grid_tables import MEASURED_NOTE, tabulate_study
 from deepbregman.reporting.paper_tables import tabulate_quantities
-from deepbregman.reporting.tables import Table, make_cell, to_markdown
+from deepbregman.reporting.tables import Cell, Row, Table, make_cell, to_markdown
 from deepbregman.studies.tables import collect_results
 
 PAGES = Path(__file__).parent
@@ -45,12 +47,30 @@ def _choose_columns(folder: Path, key: str, columns: list[str]) -> Table:
     return first._replace(columns=tuple(columns), rows=tuple(rows), caption="")
 
 
+def _tabulate_speed(record: Record) -> Table:
+    """Return the step of each recipe in a record of ``benchmarks/methods.py``."""
+    rows = []
+    for group in record["groups"]:
+        *references, step = group["arms"]
+        ratios = [f"{each['milliseconds'] / step['milliseconds']:.2f}" for each in references]
+        speed = 1e3 * group["batch_size"] / step["milliseconds"]
+        cells = (f"{speed:,.0f}", f"{step['milliseconds']:.1f}", *ratios)
+        memory = f"{step['peak_gigabytes']:.1f}"
+        texts = (str(group["batch_size"]), *cells, memory)
+        rows.append(Row(group["recipe"], tuple(Cell(text=text) for text in texts)))
+    over = tuple(f"speed over its {each['name']}" for each in references)
+    columns = ("batch", "images/s", "ms a step", *over, "peak memory, GB")
+    return Table("speed", "", "recipe", columns, tuple(rows))
+
+
 def fill(page: str) -> str:
     """Return the text of a page with the tables of today's records."""
 
     def write(place: re.Match[str]) -> str:
         folder = RESULTS / place["record"]
-        if place["key"]:
+        if (file := folder.with_suffix(".json")).is_file():
+            shown = _tabulate_speed(json.loads(file.read_text()))
+        elif place["key"]:
             shown = _choose_columns(folder, place["key"], place["columns"].split(", "))
         else:
             results = json.loads((folder / "results.json").read_text())

@@ -78,7 +78,7 @@ def test_the_figure_says_under_which_conditions_and_what_diverged(results, tmp_p
     words = " ".join("".join(part.itertext()) for part in ET.parse(tmp_path / "kappa.svg").iter())
     for sentence in (
         "How many subnetworks?",
-        "paper on cifar10, 4 epochs, test images, top-1 %; 3 seeds",
+        "paper on cifar10, 4 epochs, test images, top-1 %",
         "Diverged: 5 (1 of 3 seeds), 200 (3 of 3 seeds), which have no accuracy.",
         "Unequal budget: epochs of 5",
     ):

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from deepbregman.runs import Record
-from deepbregman.terminal import count_words
 
 from .charts import (
     GREY,
@@ -136,8 +135,7 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
         figures = [figure for figure in figures if not figure.key.endswith("-differences")]
     if not figures:
         return  # nothing is measured, or compared, yet
-    seeds = len({row["seed"] for row in results["cells"] if "seed" in row})
-    notes = [f"{describe_conditions(results)}; {count_words(seeds, 'seed')}"]
+    notes = [describe_conditions(results)]  # captions have the number of seeds
     notes += [as_sentence(describe_budget(results))] if describe_budget(results) else []
     diverged = describe_diverged(results)
     notes += [f"{as_sentence(diverged)}, which have no accuracy."] if diverged else []
