@@ -174,6 +174,18 @@ def test_published_speeds_meet_the_targets_they_claim():
     assert f"{ratios[0]:.2f} and {ratios[1]:.2f}" in page
 
 
+def test_the_page_names_the_methods_that_are_slow_beside_their_passes():
+    """The table itself is written by docs/tables.py."""
+    record = json.loads((ROOT / "results" / "bench" / "h200" / "methods.json").read_text())
+    ratios = {group["recipe"]: group["arms"][-1]["over_passes"] for group in record["groups"]}
+    page = (ROOT / "docs" / "speed.md").read_text()
+    fast = [recipe for recipe, ratio in ratios.items() if ratio >= 0.85]
+    assert f"{len(fast)} of {len(ratios)} methods have at least 0.85" in page
+    for recipe in ratios.keys() - set(fast):
+        assert f"`{recipe}`" in page
+        assert ratios[recipe] >= 0.80 or f"`{recipe}` ({ratios[recipe]:.2f})" in page
+
+
 def test_views_are_as_large_as_those_of_other_libraries():
     """Whatever the recipe has: the published speeds are of views of 32 px."""
     config = configure("resnet18", 512)
