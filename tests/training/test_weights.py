@@ -125,6 +125,39 @@ def test_a_file_of_another_program_loses_its_classifier(resnet, classifier, tmp_
     assert_equal(trunk_of(start(resnet, path)), expected)
 
 
+def test_an_encoder_inside_another_method_is_found_by_its_names(resnet, classifier, tmp_path):
+    path, trunk = tmp_path / "lightning.ckpt", "module.backbone."
+    inside = {f"{trunk}{name}": t for name, t in classifier.items()}
+    inside["projector.0.weight"] = torch.zeros(2, 2)
+    torch.save({"state_dict": inside}, path)
+    expected = {name: t for name, t in classifier.items() if not name.startswith("fc.")}
+    assert_equal(trunk_of(start(resnet, path)), expected)
+    torch.save({"state_dict": inside | {f"teacher.{n}": t for n, t in classifier.items()}}, path)
+    with pytest.raises(UserError, match=r"2 times, as module.backbone.\* and teacher.\*"):
+        start(resnet, path)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_file_beside_it_says_how_pixels_were_normalised(
+    resnet, classifier, tmp_path, suffix, command
+):
+    path = tmp_path / f"weights{suffix}"
+    save = torch.save if suffix == ".pth" else safetensors.torch.save_file
+    save(classifier, path)
+    asked = ("pretrain", "simclr", "--data", "digits", "--training.epochs", 0)
+    asked += ("--data.image-size", 96, "--encoder.weights", path, "--run")
+    code, out, _ = command(*asked, tmp_path / "without")
+    assert code == 0
+    assert f"no {path.name}.json says how its pixels were normalised" in " ".join(out.split())
+    path.with_name(f"{path.name}.json").write_text(json.dumps({"mean": MEAN, "std": DEVIATION}))
+    code, out, _ = command(*asked, tmp_path / "with")
+    assert code == 0
+    assert "normalised" not in out
+    encoder = start(resnet, path).objective.encoder
+    assert encoder.mean.flatten().tolist() == pytest.approx(MEAN)
+    assert encoder.deviation.flatten().tolist() == pytest.approx(DEVIATION)
+
+
 def test_torchvision_by_name(resnet, classifier, monkeypatch):
     asked = {}
 
@@ -205,6 +238,9 @@ def test_what_does_not_fit_is_refused_by_name(resnet, classifier, tmp_path):
     assert "layer1.0.conv1.weight has shape (3, 3), expected (64, 64, 3, 3)" in refuse(wrong)
     assert "conv1.weight is missing" in refuse({"backbone.conv1.weight": torch.zeros(1)})
     assert "no dictionary of tensors" in refuse({"conv1.weight": 3})
+    words = refuse(torch.nn.Linear(2, 2))
+    assert "it holds objects of Python, not tensors alone" in words
+    assert "\x1b" not in words
     for content in (b"", b"deepbregman checkpoint 4 sha256 x", b"PK\x03\x04"):
         assert "can be read" in refuse(content).replace("cannot", "can")
     with pytest.raises(UserError, match="no run and no file is there"):

@@ -221,4 +221,4 @@ def _try_parts(config: Config, own: OwnParts, resuming: bool) -> str | None:
     if found is None:
         return None
     found.put_into(built)
-    return found.origin
+    return found.describe(config)

@@ -5,6 +5,7 @@ normalisation of pixels that belongs to it are taken; the projection and all oth
 Nothing in a file is executed.
 """
 
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,8 +49,9 @@ class StartingWeights:
         """Put the weights into an encoder of the same structure; refuse one of another."""
         trunk = encoder.trunk
         expected = trunk.state_dict()
-        heads = {n for n in self.trunk if n not in expected and n.startswith(HEADS)}
-        state = {name: tensor for name, tensor in self.trunk.items() if name not in heads}
+        found = self._find_part(expected)
+        heads = {n for n in found if n not in expected and n.startswith(HEADS)}
+        state = {name: tensor for name, tensor in found.items() if name not in heads}
         counters = {n: t for n, t in expected.items() if n.endswith("num_batches_tracked")}
         state = {name: t for name, t in counters.items() if name not in state} | state
         problems = checkpoints.list_misfits(expected, state)
@@ -62,6 +64,33 @@ class StartingWeights:
         if self.pixels is not None:
             for name, values in zip(PIXELS, self.pixels, strict=True):
                 getattr(encoder, name).copy_(values.view(1, -1, 1, 1))
+
+    def _find_part(self, expected: Weights) -> Weights:
+        """Return the tensors of the trunk: all, or those behind the one prefix that has them all.
+
+        Files of other programs hold a whole method, with names such as ``backbone.conv1.weight``.
+        """
+        names = [name for name in expected if not name.endswith("num_batches_tracked")]
+        if not names or names[0] in self.trunk:
+            return self.trunk
+        starts = [n.removesuffix(names[0]) for n in self.trunk if n.endswith(f".{names[0]}")]
+        prefixes = [start for start in starts if all(start + n in self.trunk for n in names)]
+        if len(prefixes) > 1:
+            raise UserError(
+                f"encoder.weights: {self.origin} holds the encoder {len(prefixes)} times, as "
+                f"{' and '.join(f'{prefix}*' for prefix in prefixes)}: save the tensors of one of "
+                "them in a file of their own"
+            )
+        return checkpoints.select_part(self.trunk, prefixes[0]) if prefixes else self.trunk
+
+    def describe(self, config: Config) -> str:
+        """Return the origin, and what it does not say about the pixels."""
+        if self.pixels is not None or not config.encoder.normalise_pixels:
+            return self.origin
+        return (
+            f"{self.origin} (no {Path(self.origin).name}.json says how its pixels were normalised: "
+            "the mean and deviation of these images are used)"
+        )
 
 
 def _suggest_fix(problems: list[str]) -> str:
@@ -178,12 +207,18 @@ def _read_safetensors(path: Path) -> StartingWeights:
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
     if all(name.startswith("trunk.") or name in PIXELS for name in state):  # an export of ours
         return _take_trunk(state, str(path), {"from": str(path)})
-    return StartingWeights(state, str(path), {"from": str(path)})
+    return StartingWeights(state, str(path), {"from": str(path)}, _read_pixels(path))
 
 
 def _read_torch_file(path: Path) -> StartingWeights:
     with _explain_damage(path):
-        found = checkpoints.read_tensors(path.read_bytes())
+        try:
+            found = checkpoints.read_tensors(path.read_bytes())
+        except pickle.UnpicklingError:
+            raise ValueError(
+                "it holds objects of Python, not tensors alone, and nothing from a file is "
+                "executed: save model.state_dict()"
+            ) from None
         for name in WRAPPERS:
             if isinstance(found, dict) and isinstance(found.get(name), dict):
                 found = found[name]
@@ -191,13 +226,18 @@ def _read_torch_file(path: Path) -> StartingWeights:
             isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
         ):
             raise ValueError("it holds no dictionary of tensors by name")
-    sidecar, pixels = path.with_name(f"{path.name}.json"), None
-    if sidecar.is_file():  # an export of ours
-        with _explain_damage(sidecar):
-            described = parse_json(sidecar.read_text(encoding="utf-8", errors="replace"))
-            mean, std = torch.tensor(described["mean"]), torch.tensor(described["std"])
-            pixels = mean.view(3), std.view(3)
-    return StartingWeights(found, str(path), {"from": str(path)}, pixels)
+    return StartingWeights(found, str(path), {"from": str(path)}, _read_pixels(path))
+
+
+def _read_pixels(path: Path) -> tuple[Tensor, Tensor] | None:
+    """Read mean and deviation of the pixels from the file beside it, as exports of ours have it."""
+    sidecar = path.with_name(f"{path.name}.json")
+    if not sidecar.is_file():
+        return None
+    with _explain_damage(sidecar):
+        described = parse_json(sidecar.read_text(encoding="utf-8", errors="replace"))
+        mean, std = torch.tensor(described["mean"]), torch.tensor(described["std"])
+        return mean.view(3), std.view(3)
 
 
 def _take_trunk(state: Weights, origin: str, record: Record) -> StartingWeights:
