@@ -88,5 +88,34 @@ def test_what_surprises_is_said(command, recipe, tmp_path):
 @pytest.mark.parametrize(("schedule", "said"), [("cosine", True), ("constant", False)])
 def test_a_falling_rate_is_not_stopped(schedule, said):
     changes = {"training.stop_when_saturated": True, "optimiser.schedule": schedule}
-    words = list(find_surprises(override(load_recipe("digits"), changes)))
+    words = list(find_surprises(override(load_recipe("digits"), changes), num_seen=1000))
     assert any("use --optimiser.schedule constant" in line for line in words) == said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "num_seen", "said"),
+    [
+        ("best", {}, 4096, True),  # the last batch fills it, and no batch comes after
+        ("best", {}, 4096 + 512, False),
+        ("best", {"weak_views.num_views": 2}, 2048 + 512, False),
+        ("best", {"divergence.weight": 0.0}, 1000, False),
+        ("byol", {"divergence.weight": 1.0}, 2048, True),  # it teaches two views
+        ("byol", {"divergence.weight": 1.0}, 2048 + 512, False),
+        ("paper", {}, 1000, False),
+    ],
+)
+def test_a_bank_that_never_fills_is_said(recipe, changes, num_seen, said):
+    config = override(load_recipe(recipe), changes)
+    words = list(find_surprises(config, num_seen=num_seen))
+    assert any("the divergence stays 0" in line for line in words) == said
+
+
+def test_a_short_run_with_a_large_bank_says_that_it_never_fills(command, recipe, tmp_path):
+    words = ("--divergence.source", "bank", "--divergence.compare", "match", "--teacher.momentum")
+    code, out, _ = command(
+        *("pretrain", recipe, "--run", tmp_path / "run", "--training.epochs", 1, *words, 0.9),
+        *("--weak-views.num-views", 1, "--divergence.num-subnetworks", 100000),
+    )
+    assert code == 0
+    assert "the divergence stays 0" in out
+    assert Run(tmp_path / "run").metrics()[-1]["divergence"] == 0.0

@@ -129,7 +129,7 @@ def train_run(
 
         if not resuming:
             run_together(fabric, begin)
-        for note in (*job.notes, *find_surprises(config)):
+        for note in (*job.notes, *find_surprises(config, job.num_seen)):
             tell(note)
         for words in (*describe_job(job, source, num_held_out, start, resuming), *sharing):
             say(console, words)

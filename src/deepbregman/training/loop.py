@@ -313,6 +313,12 @@ class Pretraining:
         """Optimiser steps of the whole run."""
         return self.config.training.epochs * self.steps_per_epoch
 
+    @property
+    def num_seen(self) -> int:
+        """Images that the whole run trains on, those of every epoch counted."""
+        settings = self.config.training
+        return self.total_steps * settings.batch_size * settings.accumulate
+
     def _run_epoch(self, feed: Iterator[Batch], display: Display, received: list[int]) -> Record:
         """Train until the end of the epoch; until then the host never waits for the device."""
         settings = self.config.training

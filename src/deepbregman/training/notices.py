@@ -30,8 +30,12 @@ def show_plan(plan: Plan, console: Console) -> None:
     say(console, f"estimated time: {format_duration(plan.seconds)}")
 
 
-def find_surprises(config: Config) -> Iterator[str]:
-    """Yield warnings about settings that are rarely meant."""
+def find_surprises(config: Config, num_seen: int) -> Iterator[str]:
+    """Yield warnings about settings that are rarely meant.
+
+    Args:
+        num_seen: images that the run trains on, those of every epoch counted.
+    """
     warmup, epochs = config.optimiser.warmup_epochs, config.training.epochs
     if 0 < epochs <= warmup:
         yield (
@@ -39,6 +43,18 @@ def find_surprises(config: Config) -> Iterator[str]:
             "ends while the learning rate still rises; shorten the warm-up, such as to "
             f"{0.05 * epochs:g}"
         )
+    divergence = config.divergence
+    if divergence.is_on and divergence.source == "bank":
+        groups = config.view_groups
+        targets = groups.get("weak_views", groups["views"]).num_views
+        # The targets of a batch come into the bank after its loss.
+        before_last = num_seen - config.training.batch_size
+        if num_seen > 0 and targets * before_last < divergence.num_subnetworks:
+            yield (
+                f"warning: the divergence stays 0: it counts once the bank is full of "
+                f"{divergence.num_subnetworks:,} embeddings, and the run ends before; train longer "
+                "or lower divergence.num_subnetworks"
+            )
     if config.training.stop_when_saturated and config.optimiser.schedule != "constant":
         yield (
             "note: --stop-when-saturated does not stop a run whose learning rate falls, since much "
