@@ -10,7 +10,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from lightning_fabric.loggers import CSVLogger
 import deepbregman
 from deepbregman.cli import VERBS
 from deepbregman.config import load_recipe, override
+from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.studies.definition import Study
@@ -125,13 +126,18 @@ def run_block(code: str) -> dict[str, object]:
 
 def test_the_loops_of_the_page_run(tmp_path, monkeypatch, few_digits):
     monkeypatch.chdir(tmp_path)
-    loop, taught, joined, views, own = python_blocks("own_loop.md")
+    loop, taught, beside, joined, views, own = python_blocks("own_loop.md")
     before = torch.get_rng_state()
     scope = run_block(loop)
     assert all(weight.grad is not None for weight in scope["parameters"])
     scope = run_block(taught.replace("if bank.is_full", "if True"))
     assert int(scope["bank"].pushed) == 64
     assert all(weight.grad is not None for weight in scope["network"].parameters())
+    scope = run_block(beside.replace("if bank.is_full", "if True"))
+    assert int(scope["bank"].pushed) == 128
+    for name in ("term", "control"):
+        (slope,) = torch.autograd.grad(scope[name], scope["online"][1].weight, retain_graph=True)
+        assert slope.abs().max() > 0.0
     assert run_block(joined)["loss"].item() > 0.0
     scope = run_block(views)
     assert scope["first"].shape == scope["second"].shape == (64, 3, 32, 32)
@@ -161,9 +167,23 @@ def test_the_parts_of_the_page_are_trained(tmp_path, monkeypatch):
     assert written.read_text().splitlines() == ["step,total", "3,0.5"]
 
 
+def fake_evaluation() -> SimpleNamespace:
+    """Features of two classes along two axes, as a protocol gets them."""
+
+    def split(features: list[list[float]], labels: list[int]) -> SimpleNamespace:
+        found = SimpleNamespace(representation=torch.tensor(features))
+        return SimpleNamespace(features=found, labels=torch.tensor(labels), num_replaced=0)
+
+    train = split([[3.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.2, 5.0]], [0, 0, 1, 1])
+    test = split([[9.0, 1.0], [0.1, 0.0], [0.0, 0.1], [1.0, 0.5]], [0, 0, 1, 1])
+    labelled = LabelledFeatures(None, None, None, torch.device("cpu"))
+    vars(labelled).update(train=train, test=test)
+    return SimpleNamespace(labelled=labelled)
+
+
 def test_the_extensions_of_the_page_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    method, study, dataset = python_blocks("extending.md")
+    method, study, protocol, dataset = python_blocks("extending.md")
     trunk = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4))
     objective = run_block(method)["Agreement"](
         Encoder(trunk, 4), torch.nn.Sequential(torch.nn.Identity()), {"distance": 1.0}
@@ -175,6 +195,10 @@ def test_the_extensions_of_the_page_work(tmp_path, monkeypatch):
     made = run_block(study)["STUDY"]
     assert isinstance(made, Study)
     assert made.reference in [arm.name for arm in made.arms]
+    (row,) = run_block(protocol)["means"](fake_evaluation())
+    # Of four test images the last is nearest to the wrong mean, by its angle.
+    assert (row["variant"], row["metric"], row["value"]) == ("cosine", "top1", 75.0)
+    assert (row["num_train"], row["num_test"]) == (4, 4)
     run_block(dataset)
     deepbregman.cli.main(["data", "check", "mine.npz"])
 

@@ -26,6 +26,7 @@ from .method.bregman import soft_divergence as soft_divergence
 from .method.bregman import squared_euclidean as squared_euclidean
 from .method.gathering import gather as gather
 from .method.losses import divergence_loss as divergence_loss
+from .method.losses import info_nce as info_nce
 from .method.losses import match_divergence as match_divergence
 from .method.losses import nt_logistic as nt_logistic
 from .method.losses import nt_xent as nt_xent

@@ -25,6 +25,8 @@ TEACHER = db.Teacher(torch.nn.Linear(2, 2))
         (lambda: db.match_divergence(FOUR, FOUR, THREE), r"weight of shape \(5, 3\)"),
         (lambda: db.match_divergence(FOUR[:0], FOUR[:0], FOUR), r"\(0, 4\).* one row or more"),
         (lambda: db.match_divergence(FOUR, FOUR, FOUR[:0]), r"\(0, 4\): .* one row or more"),
+        (lambda: db.info_nce(FEWER, FOUR), r"z of shape \(2, 4\), target of shape \(5, 4\)"),
+        (lambda: db.info_nce(FOUR, FOUR, THREE), r"negatives of shape \(5, 3\): .* \(K, d\)"),
         (lambda: db.divergence(FOUR, THREE), r"\(5, 4\) and \(5, 3\): the last dimension"),
         (lambda: db.soft_divergence(FOUR, THREE), "must be the same in both"),
         (lambda: db.moment_divergence(FOUR, THREE), "must be the same in both"),

@@ -194,6 +194,24 @@ def match_scores(
     return paired_divergence(p / temperature, q / target_temperature, 1.0).mean()
 
 
+def _require_rows(z: Tensor, target: Tensor, **others: Tensor) -> None:
+    """Refuse embeddings and targets that do not belong together, and other rows of another width.
+
+    Args:
+        z: (N, d)
+        target: (N, d)
+        others: (K, d), one at most, by the name of the argument.
+    """
+    fits = z.ndim == 2 and z.shape == target.shape and len(z) > 0
+    for rows in others.values():
+        fits = fits and rows.ndim == 2 and rows.shape[1] == z.shape[1] and len(rows) > 0
+    if not fits:
+        given = {"z": z, "target": target, **others}
+        words = ", ".join(f"{name} of shape {tuple(rows.shape)}" for name, rows in given.items())
+        expected = ", ".join(["(N, d)", "(N, d)", "(K, d)"][: len(given)])
+        raise ValueError(f"{words}: expected {expected}, with one row or more")
+
+
 def match_divergence(
     z: Tensor,
     target: Tensor,
@@ -217,12 +235,7 @@ def match_divergence(
     Returns:
         A scalar.
     """
-    fits = z.ndim == weight.ndim == 2 and z.shape == target.shape and z.shape[1] == weight.shape[1]
-    if not fits or not len(z) or not len(weight):
-        raise ValueError(
-            f"z of shape {tuple(z.shape)}, target of shape {tuple(target.shape)} and weight of "
-            f"shape {tuple(weight.shape)}: expected (N, d), (N, d) and (K, d), with one row or more"
-        )
+    _require_rows(z, target, weight=weight)
     weight = weight.detach()
     return match_scores(
         cosine_scores(z, weight),
@@ -244,11 +257,16 @@ def info_nce(
 
     Args:
         z: (N, d) of the student.
-        target: (N, d) of the teacher, row i of the same image as row i of z.
-        negatives: (K, d) further embeddings that no image of the batch matches.
+        target: (N, d) of the teacher, row i of the same image as row i of z, each image once.
+        negatives: (K, d) further embeddings that no image of the batch matches, such as a bank.
+        temperature: tau.
         in_batch: whether the targets of the batch's other images are negatives as well.
+
+    Returns:
+        A scalar.
     """
     require_positive("temperature", temperature)
+    _require_rows(z, target, **({} if negatives is None else {"negatives": negatives}))
     target = target.detach()
     if in_batch:
         others = target if negatives is None else torch.cat([target, negatives.detach()])
