@@ -138,7 +138,8 @@ class EncoderSettings(Section):
     stem: Literal["auto", "thumbnail", "standard"] = "auto"
     """First layers of a ResNet: auto keeps the resolution of images of up to 64 px."""
     normalise_pixels: bool = True
-    """Normalise pixels by the mean and deviation of the training images."""
+    """Normalise pixels by the mean and deviation of the training images, or by those that
+    encoder.weights bring."""
     projection_hidden: Count = 1024
     """Width of the projection's hidden layer."""
     projection_norm: bool = True
@@ -188,18 +189,18 @@ class DivergenceSettings(Section):
     num_subnetworks: Count = 100
     """K, the paper's kappa; the size of the bank (4096 in best)."""
     hidden: Count = 32
-    """Width of a subnetwork's hidden layer."""
+    """Width of the hidden layer of a learned subnetwork."""
     norm: Literal["output", "standard", "hidden", "none"] = "output"
-    """Where a subnetwork is batch-normalised: its output with a learnt gain (output) or without,
-    so that scores keep the scale that smoothing and temperature are set for (standard)."""
+    """Where a learned subnetwork is batch-normalised: its output with a learnt gain (output) or
+    without, so that scores keep the scale that smoothing and temperature are set for (standard)."""
     activation: Literal["none", "relu"] = "none"
-    """Activation between a subnetwork's layers."""
+    """Activation between the layers of a learned subnetwork."""
     dropout: Annotated[float, Range(0.0, 0.99)] = 0.0
-    """Dropout on a subnetwork's hidden layer."""
+    """Dropout on the hidden layer of a learned subnetwork."""
     normalise_input: bool = False
-    """L2-normalise z before the subnetworks."""
+    """L2-normalise z before learned subnetworks; a bank and prototypes always do."""
     kernel: Literal["gaussian", "inverse", "sqrt", "linear", "arccot", "negative"] = "gaussian"
-    """psi, which turns a divergence into a similarity."""
+    """psi, which turns a divergence into a similarity to be contrasted; match takes none."""
     sigma: Positive = 1.5
     """Width of the gaussian kernel."""
     alpha: Positive = 1.0
@@ -207,9 +208,9 @@ class DivergenceSettings(Section):
     learn_sigma: bool = False
     """Train sigma, starting from its value here."""
     pairs: Literal["views", "all"] = "views"
-    """Compare view 1 with view 2 (the paper), or every sample with every other."""
+    """Contrast view 1 with view 2 (the paper), or every sample with every other."""
     temperature: Positive = 1.0
-    """tau_div, divides psi; 1 is the paper, which has none."""
+    """tau_div, divides psi; 1 is the paper, which has none. Also the temperature of info_nce."""
     smoothing: NotNegative = 0.0
     """Temperature T of the smooth divergence; 0 is the hard form of the paper."""
     target_smoothing: NotNegative = 0.0
@@ -219,8 +220,8 @@ class DivergenceSettings(Section):
     """Keeps the teacher's scores from collapsing onto one subnetwork: mean subtracts the mean of a
     batch, sinkhorn equalises the use of all subnetworks."""
     info_nce: NotNegative = 0.0
-    """Weight of InfoNCE between a view and the teacher's target, with the bank as negatives: the
-    control of the matched divergence."""
+    """Weight of InfoNCE between a view and the teacher's target, with the targets of other images
+    in the batch and the bank as negatives: the control of the matched divergence."""
     usage_bonus: NotNegative = 0.0
     """Weight of an entropy bonus, which rewards equal use of all subnetworks."""
     sets: Sets = "none"
@@ -333,7 +334,7 @@ class TrainingSettings(Section):
     checkpoint_every: Whole = 0
     """Epochs between checkpoints that are kept besides the last one; 0 keeps the last only."""
     save_seconds: NotNegative = 60.0
-    """At the end of an epoch, save if the last checkpoint is older than this."""
+    """At the end of an epoch, save if the last checkpoint is older than so many seconds."""
     skip_nonfinite: Whole = 0
     """Batches with a non-finite loss or gradient to skip before stopping; above 0, each step waits
     for the device."""

@@ -61,8 +61,8 @@ class TableOptions:
     epochs: tuple[int, ...] = ()
     """Epochs of pretraining, one number or one for each dataset, instead of the recipe's."""
     image_size: tuple[int, ...] = ()
-    """Side of the images, one number or one for each dataset. By default that of the images, at
-    most 128."""
+    """Side of the images in pixels, one number or one for each dataset. By default that of the
+    images, at most 128."""
     tuning_epochs: MaybeNumber = None
     """Epochs of semi, supervised and transfer, instead of their own."""
     changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
