@@ -438,6 +438,11 @@ def test_what_is_no_method_is_refused_before_the_images_are_read(tmp_path, confi
             r"loss term 'distance' of shape \(8,\): .*take its mean",
         ),
         (lambda made: made._replace(student=made.student[..., :3]), "of width 3, .*takes 8"),
+        (
+            lambda made: made._replace(student=made.student[0]),
+            r"student of shape \(4, 8\): it must be \(M, N, d\)",
+        ),
+        (lambda made: made._replace(teacher=made.student[0]), r"teacher of shape \(4, 8\)"),
     ],
 )
 def test_what_a_method_must_not_return(config, change, words):

@@ -157,6 +157,12 @@ class Step(nn.Module):
                     f"{name}.forward returned the loss term {term!r} of shape "
                     f"{tuple(value.shape)}: it must be a scalar; take its mean"
                 )
+        for part, views in (("student", outputs.student), ("teacher", outputs.teacher)):
+            if views is not None and views.ndim != 3:
+                raise UserError(
+                    f"{name}.forward returned {part} of shape {tuple(views.shape)}: it must be "
+                    "(M, N, d), the embeddings of M views of N images"
+                )
         width = outputs.student.shape[-1]
         if self.divergence is not None and width != self.divergence.in_features:
             raise UserError(
