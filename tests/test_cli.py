@@ -491,6 +491,24 @@ class TestErrors:
         assert code == 128 + signal.SIGINT
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
+    @pytest.mark.parametrize("verb", ["study", "tune"])
+    @pytest.mark.parametrize("fault", ["unreadable", "unlabelled"])
+    def test_studies_and_searches_refuse_images_before_they_make_a_folder(
+        self, command, recipe, photos, verb, fault
+    ):
+        """A folder that has begun would refuse the command that is mended."""
+        truncated(photos / "cats" / "broken.jpg")
+        words = ["psi", "--recipe", recipe, "--only", "gaussian", "--seeds", 1]
+        if verb == "tune":
+            words = [recipe, "--space", "divergence.sigma=1:2", "--trials", 1]
+        out = photos.parent / "out"
+        data = photos if fault == "unreadable" else photos / "dogs"
+        code, _, err = command(verb, *words, "--data", data, "--epochs", 1, "--out", out)
+        assert code == 2
+        expected = "--set data.skip_unreadable=true" if fault == "unreadable" else "has no labels"
+        assert expected in err
+        assert not out.exists()
+
     def test_a_run_folder_that_exists(self, command, recipe, tmp_path):
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "precious.txt").write_text("x")

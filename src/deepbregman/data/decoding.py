@@ -218,7 +218,10 @@ def _open_image(path: "ImagePlace") -> Iterator[Image.Image]:
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image, or damaged from its first bytes"
         what, fix = ("image file", "the file") if isinstance(path, Path) else ("image", "it")
-        advice = f"replace or remove {fix}, or leave such files out with --skip-unreadable"
+        advice = (
+            f"replace or remove {fix}, or leave such files out with --skip-unreadable, in a study "
+            "or a search with --set data.skip_unreadable=true"
+        )
         if not isinstance(path, Path):
             advice = getattr(path.store, "advice", advice)
         raise UnreadableImage(

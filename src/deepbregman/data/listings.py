@@ -236,7 +236,8 @@ def _check_files(
     )
     sizes[unknown] = collect_sizes(results, skip_unreadable)
     if not sizes.any():
-        raise UserError(f"data.source {str(folder)!r}: none of its {len(paths)} images can be read")
+        where = f"data.source {str(folder)!r}"
+        raise UserError(f"{where}: none of its {len(paths)} images can be read: {results[0]}")
     side = min(int(sizes.max()), find_largest_side(image_size))
     if decodes:
         unknown = unknown[sizes[unknown, 0] > 0]

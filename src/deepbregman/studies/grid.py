@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import Config, override
+from deepbregman.data import Source
 from deepbregman.errors import UserError
 from deepbregman.evaluation.results import KeptPredictions, Predictions
 from deepbregman.files import is_number
@@ -34,7 +35,7 @@ from deepbregman.training.devices import device_name, pick_device
 
 from .definition import Arm, Study, StudyOptions, StudyResult
 from .engine import EvaluationPlan, Trial, TrialQueue, Worker, become_worker, lock, work
-from .grid_plan import plan_study, select_usable_arms
+from .grid_plan import GridPlan, plan_study, select_usable_arms
 from .results import write_results
 
 
@@ -163,15 +164,13 @@ def run_study(study: Study, options: StudyOptions, console: Console | None = Non
     """Run a study to its end, together with other processes on the same folder."""
     console = console or Console(quiet=True)
     become_worker()
-    grid = open_grid(study, options)
-    figures = name_figures(grid.folder, study.name)
     if not options.train:
+        grid = open_grid(study, options)
         results = grid.save()
-        save_study_figure(figures, results)
+        save_study_figure(name_figures(grid.folder, study.name), results)
         return StudyResult(grid.folder, results)
-    with console.status(f"opening {escape(grid.base.data.source)} ..."):
-        sizes = [cell.trial.config.data.image_size for cell in grid.cells]
-        source = grid.how.open_images(override(grid.base, {"data.image_size": max(sizes)}))
+    source = open_study_images(plan_study(study, options), console)
+    grid = open_grid(study, options)
     worker = Worker(lambda _: source, grid.how, console)
     if source.skipped_notice:
         worker.say(source.skipped_notice)
@@ -181,8 +180,16 @@ def run_study(study: Study, options: StudyOptions, console: Console | None = Non
         worker.say(f"unequal budget: {'; '.join(grid.definition['unequal_budget'])}")
     command = shlex.join(["deepbregman", "study", study.name, "--out", str(grid.folder)])
     results = work(grid, worker, command)
-    save_study_figure(figures, results)
+    save_study_figure(name_figures(grid.folder, study.name), results)
     return StudyResult(grid.folder, results)
+
+
+def open_study_images(plan: GridPlan, console: Console) -> Source:
+    """Open the images of a study, before its folder is made: images may be refused."""
+    sizes = [override(plan.base, arm.changes).data.image_size for arm in plan.chosen]
+    config = override(plan.base, {"data.image_size": max(sizes)})
+    with console.status(f"opening {escape(config.data.source)} ..."):
+        return EvaluationPlan(plan.definition["evaluate_on"]).open_images(config)
 
 
 def open_grid(study: Study, options: StudyOptions) -> Grid:

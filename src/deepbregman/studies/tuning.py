@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import Config, override, to_toml
+from deepbregman.data import Source
 from deepbregman.errors import UserError, mask_address
 from deepbregman.files import refuse_link
 from deepbregman.reporting.charts import name_figures
@@ -78,13 +79,20 @@ def run_search(
     check_search(recipe, options)  # a refused request leaves no folder
     folder = name_search_folder(recipe, options)
     url, name = locate_storage(options, folder)
+
+    def open_images(base: Config) -> Source:
+        with console.status(f"opening {escape(base.data.source)} ..."):
+            return EvaluationPlan("holdout").open_images(base)
+
+    source = None
+    if not has_begun(folder) and options.storage is None:
+        source = open_images(plan_search(recipe, options, None).base)  # these may be refused, too
     with explain_storage_errors(folder):
         with _leave_no_folder(folder), lock(folder, "search"):
             study, plan = join_search(recipe, options, folder, url, name)
+        source = source or open_images(plan.base)
         protocols = (plan.definition["objective"],)
         how = EvaluationPlan("holdout", protocols, accelerator=options.accelerator)
-        with console.status(f"opening {escape(plan.base.data.source)} ..."):
-            source = how.open_images(plan.base)
         worker = Worker(lambda _: source, how, console)
         if source.skipped_notice:
             worker.say(source.skipped_notice)
