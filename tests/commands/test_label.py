@@ -1,6 +1,7 @@
 """Labelling as a user does it: a few labels in, labels for all out."""
 
 import csv
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,24 @@ def test_the_first_images_to_label_are_drawn(command, run, tmp_path):
         code, _, err = command("label", run.path, *words)
         assert code == 2
         assert "draws images at random" in err
+
+
+def test_the_commands_that_follow_name_the_same_images(command, run, tmp_path):
+    """Also where a folder has a space in its name; they had named those of the run."""
+    other = Path(shutil.copytree(run.config.data.source, tmp_path / "other photos"))
+    mine = Path(shutil.copytree(run.path, tmp_path / "my run"))
+    few = tmp_path / "the few.csv"
+    _, said, _ = command("label", mine, "--data", other, "--out", few)
+    _, browser, again = (line.partition("deepbregman ")[2] for line in said.splitlines())
+    same = [str(mine), "--data", str(other)]
+    labels = ["--labels", str(few), "--out"]
+    assert shlex.split(browser) == ["explore", *same, *labels, "few.html"]
+    assert shlex.split(again) == ["label", *same, *labels, "all.csv"]
+    write_table(few, *FEW)
+    out = tmp_path / "all.csv"
+    _, said, _ = command(*shlex.split(again)[:-1], out)
+    page = said.rpartition("next: deepbregman ")[2]
+    assert shlex.split(page) == ["explore", *same, "--labels", str(out), "--out", "labelled.html"]
 
 
 def test_pictures_show_more_than_the_encoder_sees(run, tmp_path):

@@ -1,5 +1,6 @@
 """What verbs say about the next step, and about runs that are not finished."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from deepbregman.commands.pretrain import pretrain, suggest_next
 from deepbregman.config import override
 from deepbregman.runs import Run, collect_provenance
 from deepbregman.training import checkpoints
+from deepbregman.training.faults import name_resume
 
 
 def test_an_unfinished_run_is_exported_with_a_warning(command, short_run, tmp_path):
@@ -78,12 +80,14 @@ def test_only_data_with_labels_are_to_be_evaluated(short_config, tmp_path, kind,
         Image.new("RGB", (8, 8)).save(tmp_path / folder / "1.png")
     source = kind if kind == "digits" else str(tmp_path / kind)
     config = override(short_config, {"data.source": source})
-    run = Run.create(tmp_path / "run", config, collect_provenance("cpu"))
-    explore = f"explore {run.path} --out map.html"
-    label = f"label {run.path} --out few.csv --sheet few.png"
-    evaluate = f"evaluate {run.path}"
+    run = Run.create(tmp_path / "my run", config, collect_provenance("cpu"))
+    explore = ["explore", str(run.path), "--out", "map.html"]
+    label = ["label", str(run.path), "--out", "few.csv", "--sheet", "few.png"]
+    evaluate = ["evaluate", str(run.path)]
     expected = {"evaluate": [evaluate, explore], "explore": [explore, label]}
-    assert suggest_next(run) == expected[next_verb]
+    assert [shlex.split(command) for command in suggest_next(run)] == expected[next_verb]
+    again = shlex.split(name_resume(config, run.path))
+    assert again == ["deepbregman", "pretrain", "--resume", str(run.path)]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """List datasets, check one, or prepare one: deepbregman data list|check|prepare."""
 
+import shlex
 import shutil
 from functools import partial
 from pathlib import Path
@@ -168,7 +169,7 @@ def show_prepare(record: Record, console: Console) -> None:
         if record["num_replaced"]:
             say(console, f"{record['num_replaced']} images could not be decoded and were replaced")
         say(console, f"wrote {record['cache']}")
-        say(console, f"next: deepbregman pretrain RECIPE --data {record['cache']}")
+        say(console, f"next: deepbregman pretrain RECIPE --data {shlex.quote(record['cache'])}")
 
 
 def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:

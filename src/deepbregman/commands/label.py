@@ -1,5 +1,6 @@
 """deepbregman label: labels for all images from labels for a few."""
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -147,6 +148,8 @@ class FirstImages(NamedTuple):
     table: Path
     sheet: Path | None
     run: Path
+    data: str | None
+    """The dataset, if it is not the run's own."""
 
 
 def draw(
@@ -187,7 +190,7 @@ def draw(
     if sheet is not None:
         tiles = [(name, "", (), pixels) for name, pixels in drawn.items()]
         _write_tiles(Path(sheet), "label these first", tiles)
-    return FirstImages(tuple(drawn), out, sheet, images.loaded.run.path)
+    return FirstImages(tuple(drawn), out, sheet, images.loaded.run.path, images.other_data)
 
 
 def show_draw(found: FirstImages, console: Console) -> None:
@@ -196,10 +199,16 @@ def show_draw(found: FirstImages, console: Console) -> None:
     say(console, f"wrote {found.table}: {images} to label first, drawn at random")
     if found.sheet is not None:
         say(console, f"sheet: {found.sheet}")
-    browser = f"deepbregman explore {found.run} --labels {found.table} --out few.html"
+    browser = _write_command("explore", found, "--labels", found.table, "--out", "few.html")
     say(console, f"write a label beside each name; to label in a browser instead: {browser}")
-    words = f"--labels {found.table} --out all.csv"
-    say(console, f"next: deepbregman label {found.run} {words}")
+    again = _write_command("label", found, "--labels", found.table, "--out", "all.csv")
+    say(console, f"next: {again}")
+
+
+def _write_command(verb: str, found: "FirstImages | Labelling", *words: str | Path) -> str:
+    """Return a command that looks at the same images."""
+    data = [] if found.data is None else ["--data", found.data]
+    return shlex.join(map(str, ["deepbregman", verb, found.run, *data, *words]))
 
 
 def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
@@ -283,8 +292,8 @@ def show(found: "Labelling", console: Console) -> None:
             "command with that file as --labels and another --out",
         )
     if found.table is not None:
-        words = f"--labels {found.table} --out labelled.html"
-        say(console, f"next: deepbregman explore {found.run} {words}")
+        page = _write_command("explore", found, "--labels", found.table, "--out", "labelled.html")
+        say(console, f"next: {page}")
 
 
 def _find_surprises(found: "Labelling") -> Iterator[str]:
@@ -294,7 +303,7 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
         yield (
             f"only one image has the label {' or '.join(single)}, so the accuracy of such a class "
             "cannot be estimated, and it counts as wrong; label a second image: "
-            f"`deepbregman search {found.run} --query IMAGE` finds those like the first"
+            f"`{_write_command('search', found, '--query', 'IMAGE')}` finds those like the first"
         )
     predicted = {
         label for label, given in zip(found.labels, found.given.tolist(), strict=True) if not given

@@ -244,10 +244,11 @@ def suggest_next(run: Run) -> list[str]:
         labelled = has_labels(run.config.data.source)
     except UserError:  # a source that is gone, or that only the program knows
         labelled = True
-    found = [f"explore {run.path} --out map.html"]
+    place = shlex.quote(str(run.path))
+    found = [f"explore {place} --out map.html"]
     if labelled:
-        return [f"evaluate {run.path}", *found]
-    return [*found, f"label {run.path} --out few.csv --sheet few.png"]
+        return [f"evaluate {place}", *found]
+    return [*found, f"label {place} --out few.csv --sheet few.png"]
 
 
 def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
@@ -323,7 +324,8 @@ def _count_processes(devices: int | str | None, accelerator: str) -> int | None:
 
 def _start_processes(devices: int, nodes: int, folder: Path, extra: list[str]) -> None:
     # Several machines take the folder of process 0, which this one need not know.
-    again = f"deepbregman pretrain --resume {folder if nodes == 1 else 'RUN'} --devices {devices}"
+    place = shlex.quote(str(folder)) if nodes == 1 else "RUN"
+    again = f"deepbregman pretrain --resume {place} --devices {devices}"
     again += f" --nodes {nodes}" * (nodes > 1)
 
     def advise() -> str:

@@ -236,8 +236,11 @@ def _check_files(
     )
     sizes[unknown] = collect_sizes(results, skip_unreadable)
     if not sizes.any():
-        where = f"data.source {str(folder)!r}"
-        raise UserError(f"{where}: none of its {len(paths)} images can be read: {results[0]}")
+        why = isinstance(results[0], UnreadableImage) and results[0].__cause__
+        raise UserError(
+            f"data.source {str(folder)!r}: none of its {len(paths)} images can be read "
+            f"({why or 'unknown'}); give a folder with other images"
+        )
     side = min(int(sizes.max()), find_largest_side(image_size))
     if decodes:
         unknown = unknown[sizes[unknown, 0] > 0]

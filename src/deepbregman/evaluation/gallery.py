@@ -33,6 +33,11 @@ class OpenedRun(NamedTuple):
     data_changed: bool | None
     """Whether the run's own dataset has changed since pretraining; None where not known."""
 
+    @property
+    def other_data(self) -> str | None:
+        """The name of the dataset, if it is not the run's own."""
+        return None if self.data == self.loaded.config.data.source else self.data
+
     def splits(self, choice: str) -> dict[str, Split]:
         """Return the splits that ``train``, ``test`` or ``all`` names."""
         require_known("split", choice, SPLITS)

@@ -66,6 +66,8 @@ class Labelling(Prediction):
     is_balanced: bool
     """Whether every class counted the same."""
     run: Path
+    data: str | None
+    """The dataset, if it is not the run's own."""
     measured: tuple[float, int] | None
     """Accuracy in per cent, and of how many images, where the data have labels of their own."""
     table: Path | None
@@ -143,6 +145,7 @@ def label_images(
         class_sizes=tuple(map(every.count, classes)),
         is_balanced=balanced,
         run=opened.loaded.run.path,
+        data=opened.other_data,
         measured=_measure(opened, gallery, classes, guesses, is_given),
         table=out,
     )

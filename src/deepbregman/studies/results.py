@@ -1,5 +1,6 @@
 """The results of a study: every value, its summary by arm, and differences to the reference."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -183,7 +184,7 @@ def print_result(result: StudyResult, console: Console) -> None:
         say(console, f"figure: {path}")
     if results.get("best"):
         best = folder / "best.toml"
-        say(console, f"best:   {best}\nnext:   deepbregman pretrain {best}")
+        say(console, f"best:   {best}\nnext:   deepbregman pretrain {shlex.quote(str(best))}")
 
 
 # Studies that compute and draw at once, without trials.

@@ -1,6 +1,7 @@
 """Causes that stop a run: signals, a full disk or memory, non-finite numbers."""
 
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -44,7 +45,9 @@ class Interrupted(Exception):
     """A signal stopped the run, which has saved itself; ``advice`` says how to continue."""
 
     def __init__(self, folder: Path, number: int, advice: str | None = None) -> None:
-        advice = advice or f"continue with: deepbregman pretrain --resume {folder}"
+        advice = (
+            advice or f"continue with: deepbregman pretrain --resume {shlex.quote(str(folder))}"
+        )
         super().__init__(f"stopped by {name_signal(number)}; everything is saved, {advice}")
         self.signal_number = number
 
@@ -150,7 +153,7 @@ def name_resume(config: Config, folder: Path) -> str:
     named = (config.data.source, config.encoder.name, config.objective.name)
     if "custom" in named or any(group.custom for group in config.view_groups.values()):
         return f"deepbregman.resume({str(folder)!r}, ...) in Python, with the same parts"
-    command = f"deepbregman pretrain --resume {folder}"
+    command = f"deepbregman pretrain --resume {shlex.quote(str(folder))}"
     here = find_process()
     if LAUNCHER not in os.environ:
         return command + ", by torchrun or srun as before" * (here.processes > 1)
