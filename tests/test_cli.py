@@ -298,6 +298,27 @@ class TestVerbs:
         monkeypatch.setattr("deepbregman.config.recipes", stop)
         assert command("recipes") == (130, "", "stopped\n")
 
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_sigterm_is_no_error_either(self, command, processes, monkeypatch):
+        """In one of several processes it stays as it was: a process that waits would not see it."""
+        seen = []
+
+        def stop() -> None:
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("it goes on")
+
+        monkeypatch.setattr("deepbregman.config.recipes", stop)
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        for name, value in zip(names, (0, processes, 0, processes), strict=True):
+            monkeypatch.setenv(name, str(value))
+        before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+        try:
+            code, _, err = command("recipes")
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        expected = (143, "stopped by SIGTERM\n", []) if processes == 1 else (1, err, [15])
+        assert (code, err, seen) == expected
+
     @pytest.mark.parametrize(
         ("given", "expected"),
         [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],

@@ -120,6 +120,7 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
     gets progress bars. Neither is an option, nor is a parameter marked as PythonOnly. A parameter
     whose default is a configuration becomes an option for each field.
     """
+    verb = module.__name__.rpartition(".")[2]
     signature = inspect.signature(function)
     offered = [
         _annotate(parameter)
@@ -133,9 +134,10 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
     def call(*arguments: Any, **options: Any) -> None:
         console = Console()
         with contextlib.ExitStack() as stack:
-            if function.__name__ in IN_ONE_PROCESS:
-                require_one_process(function.__name__)
-                # In a job of several processes, one that waits for others would not see it.
+            if verb in IN_ONE_PROCESS:
+                require_one_process(verb)
+            # A process that waits for others would not see it.
+            if find_process().processes == 1:
                 stack.enter_context(handle_signals([signal.SIGTERM], take_as_ctrl_c))
             if "console" in signature.parameters:
                 console = open_lasting_console(quiet=find_process().rank > 0)

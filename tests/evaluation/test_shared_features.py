@@ -245,15 +245,21 @@ def test_protocols_measure_the_same(few, short_run):
     assert load_run(short_run, "cpu", devices=3).helpers == (CPU, CPU)
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "embed", "label", "search", "duplicates"])
+@pytest.mark.parametrize(
+    ("verb", "more"),
+    [
+        *(("evaluate", []), ("search", []), ("duplicates", []), ("embed", ["--out", "a.npz"])),
+        *(("label", ["--labels", "labels.csv"]), ("label", ["--out", "a.csv"])),
+    ],
+)
 def test_one_of_several_processes_is_refused_by_name(
-    verb, short_run, tmp_path, monkeypatch, command
+    verb, more, short_run, tmp_path, monkeypatch, command
 ):
+    monkeypatch.chdir(tmp_path)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    more = {"embed": ["--out", str(tmp_path / "a.npz")], "label": ["--labels", "labels.csv"]}
-    code, _, errors = command(verb, str(short_run.path), *more.get(verb, []))
+    code, _, errors = command(verb, str(short_run.path.resolve()), *more)
     assert code == 2
     assert f"{verb} runs in one process, but torchrun started 2" in " ".join(errors.split())
-    assert not (tmp_path / "a.npz").exists()
+    assert not list(tmp_path.iterdir())
