@@ -513,21 +513,26 @@ class TestErrors:
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
     @pytest.mark.parametrize("verb", ["study", "tune"])
-    @pytest.mark.parametrize("fault", ["unreadable", "unlabelled"])
+    @pytest.mark.parametrize("fault", ["unreadable", "unlabelled", "few"])
     def test_studies_and_searches_refuse_images_before_they_make_a_folder(
         self, command, recipe, photos, verb, fault
     ):
         """A folder that has begun would refuse the command that is mended."""
-        truncated(photos / "cats" / "broken.jpg")
         words = ["psi", "--recipe", recipe, "--only", "gaussian", "--seeds", 1]
         if verb == "tune":
-            words = [recipe, "--space", "divergence.sigma=1:2", "--trials", 1]
+            words = [recipe, "--space", "training.batch_size=8,60", "--trials", 1]
+        if fault == "unreadable":
+            truncated(photos / "cats" / "broken.jpg")
         out = photos.parent / "out"
-        data = photos if fault == "unreadable" else photos / "dogs"
+        data = photos / "dogs" if fault == "unlabelled" else photos
         code, _, err = command(verb, *words, "--data", data, "--epochs", 1, "--out", out)
         assert code == 2
-        expected = "--set data.skip_unreadable=true" if fault == "unreadable" else "has no labels"
-        assert expected in err
+        expected = {
+            "unreadable": "--set data.skip_unreadable=true",
+            "unlabelled": "has no labels",
+            "few": "training.batch_size 60 (times training.accumulate 1) needs 60 images",
+        }
+        assert expected[fault] in err
         assert not out.exists()
 
     def test_a_run_folder_that_exists(self, command, recipe, tmp_path):

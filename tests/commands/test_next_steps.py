@@ -219,6 +219,15 @@ def test_images_without_labels_are_refused_before_torch_is_loaded(run_on_photos)
     assert "torch" not in imported
 
 
+def test_a_table_that_is_none_is_refused_before_torch_is_loaded(run_on_photos):
+    Path("few.csv").touch()
+    words = ("runs/mine", "--labels", "few.csv", "--out", "map.html")
+    code, said, imported = run_and_list_imports("explore", *words)
+    assert code == 2
+    assert "labels 'few.csv': the first line is ''" in said
+    assert "torch" not in imported
+
+
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [([], 0, "is complete: 2 epochs trained"), (["--seed", 7], 2, "exists with other settings")],

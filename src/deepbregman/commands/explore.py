@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import tyro
 from rich.console import Console
 
+from deepbregman.data.labels import read_table
 from deepbregman.errors import UserError, require_known
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import (
@@ -91,6 +92,8 @@ def explore(
         raise UserError(
             f"labels {str(labels)!r}: no such file; `deepbregman label --out` writes it"
         )
+    if labels is not None:
+        read_table(Path(labels))  # refuses it before torch is loaded, which takes seconds
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.exploring import explore_images, read_pixels
     from deepbregman.reporting.explorer import (

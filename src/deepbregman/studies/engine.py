@@ -44,6 +44,7 @@ from deepbregman.runs import CHANGEABLE, Record, Run, is_run
 from deepbregman.terminal import say
 from deepbregman.training.callbacks import Callback
 from deepbregman.training.faults import Fault, Interrupted
+from deepbregman.training.randomness import count_steps
 
 from .definition import EvaluateOn, describe_differences
 from .results import MAIN_METRIC
@@ -110,6 +111,12 @@ class EvaluationPlan:
                 "dataset with --data, such as a folder with one subfolder for each class"
             )
         return replace(source, test=None)
+
+    def check_batch(self, source: Source, config: Config) -> None:
+        """Refuse a batch larger than the images to train on, before a folder is made."""
+        kept, _ = split_for_monitor(source.train, config)
+        others = () if config.objective.needs_labels else source.unlabelled or ()
+        count_steps(config, len(kept) + len(others))
 
     def splits(self, source: Source, config: Config) -> Source:
         """Return the splits to evaluate on: training and test, or the two parts of training."""

@@ -186,10 +186,14 @@ def run_study(study: Study, options: StudyOptions, console: Console | None = Non
 
 def open_study_images(plan: GridPlan, console: Console) -> Source:
     """Open the images of a study, before its folder is made: images may be refused."""
-    sizes = [override(plan.base, arm.changes).data.image_size for arm in plan.chosen]
-    config = override(plan.base, {"data.image_size": max(sizes)})
-    with console.status(f"opening {escape(config.data.source)} ..."):
-        return EvaluationPlan(plan.definition["evaluate_on"]).open_images(config)
+    configs = [override(plan.base, arm.changes) for arm in plan.chosen]
+    largest = max(config.data.image_size for config in configs)
+    how = EvaluationPlan(plan.definition["evaluate_on"])
+    with console.status(f"opening {escape(plan.base.data.source)} ..."):
+        source = how.open_images(override(plan.base, {"data.image_size": largest}))
+    for config in configs:
+        how.check_batch(source, config)
+    return source
 
 
 def open_grid(study: Study, options: StudyOptions) -> Grid:

@@ -250,6 +250,13 @@ class SearchPlan:
             changes["data.holdout"] = HOLDOUT
         return override(self.recipe, changes)
 
+    @property
+    def largest_batch(self) -> Config:
+        """The configuration whose steps need the most images."""
+        fields = ("training.batch_size", "training.accumulate")
+        largest = {part.field: max(part.ends) for part in self.space if part.field in fields}
+        return override(self.base, largest)
+
 
 def plan_search(recipe: str | None, options: SearchOptions, stored: Record | None) -> SearchPlan:
     """Check the options, alone or against the definition that the storage has of a search."""

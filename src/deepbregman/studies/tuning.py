@@ -80,17 +80,20 @@ def run_search(
     folder = name_search_folder(recipe, options)
     url, name = locate_storage(options, folder)
 
-    def open_images(base: Config) -> Source:
-        with console.status(f"opening {escape(base.data.source)} ..."):
-            return EvaluationPlan("holdout").open_images(base)
+    def open_images(plan: SearchPlan) -> Source:
+        how = EvaluationPlan("holdout")
+        with console.status(f"opening {escape(plan.base.data.source)} ..."):
+            source = how.open_images(plan.base)
+        how.check_batch(source, plan.largest_batch)
+        return source
 
     source = None
     if not has_begun(folder) and options.storage is None:
-        source = open_images(plan_search(recipe, options, None).base)  # these may be refused, too
+        source = open_images(plan_search(recipe, options, None))  # these may be refused, too
     with explain_storage_errors(folder):
         with _leave_no_folder(folder), lock(folder, "search"):
             study, plan = join_search(recipe, options, folder, url, name)
-        source = source or open_images(plan.base)
+        source = source or open_images(plan)
         protocols = (plan.definition["objective"],)
         how = EvaluationPlan("holdout", protocols, accelerator=options.accelerator)
         worker = Worker(lambda _: source, how, console)
