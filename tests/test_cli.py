@@ -513,7 +513,7 @@ class TestErrors:
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
     @pytest.mark.parametrize("verb", ["study", "tune"])
-    @pytest.mark.parametrize("fault", ["unreadable", "unlabelled", "few"])
+    @pytest.mark.parametrize("fault", ["unreadable", "unlabelled", "few", "single"])
     def test_studies_and_searches_refuse_images_before_they_make_a_folder(
         self, command, recipe, photos, verb, fault
     ):
@@ -523,6 +523,10 @@ class TestErrors:
             words = [recipe, "--space", "training.batch_size=8,60", "--trials", 1]
         if fault == "unreadable":
             truncated(photos / "cats" / "broken.jpg")
+        if fault == "single":  # of 2 images of each class, one is for testing
+            kept = 2 if verb == "tune" else 1
+            for path in [p for folder in photos.iterdir() for p in sorted(folder.iterdir())[kept:]]:
+                path.unlink()
         out = photos.parent / "out"
         data = photos / "dogs" if fault == "unlabelled" else photos
         code, _, err = command(verb, *words, "--data", data, "--epochs", 1, "--out", out)
@@ -531,6 +535,7 @@ class TestErrors:
             "unreadable": "--set data.skip_unreadable=true",
             "unlabelled": "has no labels",
             "few": "training.batch_size 60 (times training.accumulate 1) needs 60 images",
+            "single": "no two training images of a" if verb == "tune" else "has no test image",
         }
         assert expected[fault] in err
         assert not out.exists()

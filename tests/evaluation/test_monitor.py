@@ -37,8 +37,10 @@ def test_diverged_networks_are_named(short_config):
         monitor(model)
 
 
-def test_there_is_none_without_labels_or_when_off(short_config):
+def test_there_is_none_without_labels_or_queries_or_when_off(short_config):
     train = open_source("digits", image_size=8).train
+    single = train.select(torch.tensor([train.labels.tolist().index(digit) for digit in range(10)]))
+    assert build_knn_monitor(single, short_config, CPU) is None
     assert build_knn_monitor(Split(train.images), short_config, CPU) is None
     assert build_knn_monitor(train, override(short_config, {"training.knn_every": 0}), CPU) is None
 

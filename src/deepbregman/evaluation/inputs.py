@@ -123,6 +123,11 @@ def require_labelled(source: Source, name: str) -> Source:
     """Return a dataset that has labels in both splits, and no class in the test split only."""
     if source.train.labels is None or source.test is None or source.test.labels is None:
         raise lack_of_labels(name)
+    if len(source.test) == 0:  # of a folder whose classes have one image each, none is set aside
+        raise UserError(
+            f"data {name!r} has no test image: give 2 or more images of some class, or folders "
+            "train and test"
+        )
     unknown = sorted(set(source.test.labels.tolist()) - set(source.train.labels.tolist()))
     if unknown:
         names = quote_some(map(source.class_name, unknown))

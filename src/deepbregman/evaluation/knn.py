@@ -261,7 +261,7 @@ def _measure_votes(
 
 
 def build_knn_monitor(train: Split, config: Config, device: torch.device) -> "Monitor | None":
-    """Build the monitor; None if there are no labels or it is turned off.
+    """Build the monitor; None if there are no labels, no two images of a class, or it is off.
 
     The queries are the held-out training images; the bank is the rest. With ``data.holdout`` 0 a
     tenth of the training images, which pretraining has seen without their labels, are the queries.
@@ -272,6 +272,8 @@ def build_knn_monitor(train: Split, config: Config, device: torch.device) -> "Mo
     bank, queries = split_for_monitor(train, config)
     if len(queries) == 0:
         bank, queries = stratified_split(train.labels, len(train), SEEN_SHARE, config.seed)
+    if len(queries) == 0:
+        return None
     sides = []
     frame_bytes = 3 * (2 * config.data.image_size) ** 2  # an image is kept at twice its side
     affordable = max(1, MONITOR_BYTES // frame_bytes)

@@ -112,9 +112,14 @@ class EvaluationPlan:
             )
         return replace(source, test=None)
 
-    def check_batch(self, source: Source, config: Config) -> None:
-        """Refuse a batch larger than the images to train on, before a folder is made."""
-        kept, _ = split_for_monitor(source.train, config)
+    def check_images(self, source: Source, config: Config) -> None:
+        """Refuse too few images to train on or to hold out, before a folder is made."""
+        kept, held_out = split_for_monitor(source.train, config)
+        if self.evaluate_on == "holdout" and len(held_out) == 0:
+            raise UserError(
+                f"data {config.data.source!r} has no two training images of a class, so that none "
+                "can be held out to evaluate on: give more images"
+            )
         others = () if config.objective.needs_labels else source.unlabelled or ()
         count_steps(config, len(kept) + len(others))
 

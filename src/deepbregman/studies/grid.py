@@ -192,7 +192,7 @@ def open_study_images(plan: GridPlan, console: Console) -> Source:
     with console.status(f"opening {escape(plan.base.data.source)} ..."):
         source = how.open_images(override(plan.base, {"data.image_size": largest}))
     for config in configs:
-        how.check_batch(source, config)
+        how.check_images(source, config)
     return source
 
 

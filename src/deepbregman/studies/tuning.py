@@ -84,7 +84,7 @@ def run_search(
         how = EvaluationPlan("holdout")
         with console.status(f"opening {escape(plan.base.data.source)} ..."):
             source = how.open_images(plan.base)
-        how.check_batch(source, plan.largest_batch)
+        how.check_images(source, plan.largest_batch)
         return source
 
     source = None
