@@ -136,6 +136,17 @@ def test_what_is_refused_before_any_work(changes, words, few_digits, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_images_are_refused_before_a_folder_is_made(few_digits, tmp_path, command):
+    """Also those of a second dataset, before the first is trained on."""
+    out, plain = tmp_path / "tables", tmp_path / "plain.npz"
+    np.savez(plain, train_images=np.zeros((99, 8, 8), np.uint8))
+    words = ("--data", few_digits, plain, "--arms", "digits", "--epochs", 1, "--out", out)
+    code, _, err = command("study", "tables", *words, "--protocols", "knn", "--set", *TINY)
+    assert code == 2
+    assert f"data '{plain}' has no labels" in err
+    assert not out.exists()
+
+
 def read(folder: Path) -> Record:
     record: Record = json.loads((folder / "results.json").read_text())
     return record

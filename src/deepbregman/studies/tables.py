@@ -200,7 +200,7 @@ def run_tables(options: TableOptions, console: Console) -> StudyResult:
         results = queue.save()
         save_difference_figure(figures, results)
         return StudyResult(options.out, results)
-    _begin(plan, device_name(pick_device(options.accelerator)))
+    device = pick_device(options.accelerator)
     how = TableEvaluation(
         "test",
         keep_checkpoints=options.keep_checkpoints,
@@ -216,6 +216,12 @@ def run_tables(options: TableOptions, console: Console) -> StudyResult:
             notify(f"{source.skipped_notice} of {data}", stacklevel=2)
         return source
 
+    queue.count()
+    with console.status("opening the images ..."):
+        for trial in queue.waiting:  # they are refused before a folder is made and hours are spent
+            config = trial.config
+            how.check_images(open_images(config.data.source, config.data.image_size), config)
+    _begin(plan, device_name(device))
     worker = Worker(
         lambda t: open_images(t.config.data.source, t.config.data.image_size), how, console
     )
