@@ -15,6 +15,7 @@ from deepbregman.studies.definition import (
     Search,
     Study,
     StudyOptions,
+    check_arms,
     join_changes,
     list_by_value,
     make_arms,
@@ -237,3 +238,15 @@ def test_arms_are_their_recipes_whichever_is_the_reference(first):
             pair = {first: configs[first], name: config}
             made = bare.with_recipes(pair).arms[1].changes
             assert override(configs[first], made) == config, name
+
+
+@pytest.mark.parametrize(("name", "field"), [("psi", "kernel"), ("subnetwork", "norm")])
+def test_arms_that_would_all_train_the_same_are_refused(name, field):
+    chosen = GRIDS[name].choose_arms(())
+    check_arms(GRIDS[name], chosen, load_recipe("paper"))
+    with pytest.raises(UserError, match=f"varies divergence.{field}, which training does not use"):
+        check_arms(GRIDS[name], chosen, load_recipe("best"))
+
+
+def test_the_arms_of_the_teacher_change_what_is_used():
+    check_arms(GRIDS["teacher"], GRIDS["teacher"].arms, load_recipe("best"))

@@ -130,3 +130,16 @@ def test_many_dimensions_are_checked_one_by_one():
 def test_a_chance_of_all_views_can_be_searched():
     (dimension,) = parse_space(["views.solarise=0.0:0.5"], load_recipe("digits"))
     assert dimension == Interval("views.solarise", 0.0, 0.5)
+
+
+def test_what_training_does_not_use_is_not_searched():
+    best = load_recipe("best")
+    for name in ("divergence.sigma", "divergence.temperature"):
+        with pytest.raises(UserError, match=f"{name}, which .* divergence.compare is 'match'"):
+            parse_space([f"{name}=0.1:5:log"], best)
+    with pytest.raises(UserError, match=r"divergence.hidden, which .* divergence.source is 'bank'"):
+        parse_space(["divergence.hidden=8:64"], best)
+    both = ["divergence.sigma=0.1:5:log", "divergence.compare=match,contrast"]
+    assert len(parse_space(both, best)) == 2
+    control = override(best, {"divergence.info_nce": 1.0})
+    assert parse_space(["divergence.temperature=0.1:0.5"], control)

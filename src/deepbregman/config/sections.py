@@ -244,6 +244,19 @@ class DivergenceSettings(Section):
         return self.weight > 0.0 or self.info_nce > 0.0
 
     @property
+    def idle(self) -> dict[str, str]:
+        """Fields that training does not use with these settings, by dotted name, and why."""
+        subnetwork = ("hidden", "norm", "activation", "dropout", "normalise_input")
+        contrast = ["kernel", "sigma", "alpha", "learn_sigma", "pairs"]
+        contrast += ["temperature"] if self.info_nce == 0.0 else []
+        found: dict[str, str] = {}
+        if self.source != "learned":
+            found |= dict.fromkeys(subnetwork, f"divergence.source is {self.source!r}")
+        if self.compare == "match":
+            found |= dict.fromkeys(contrast, "divergence.compare is 'match'")
+        return {f"divergence.{name}": why for name, why in found.items()}
+
+    @property
     def needs_target(self) -> bool:
         """Whether the term compares with a teacher."""
         return self.is_on and (self.source != "learned" or self.compare == "match")

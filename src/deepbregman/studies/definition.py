@@ -485,13 +485,26 @@ def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
             )
 
 
+def check_used(config: Config, fields: Iterable[str], what: str) -> None:
+    """Refuse to vary fields that training does not use: every arm would train the same."""
+    idle = config.divergence.idle
+    for name in fields:
+        if name in idle:
+            raise UserError(
+                f"{what} varies {name}, which training does not use here, since {idle[name]}: "
+                "choose a recipe that uses it, such as paper"
+            )
+
+
 def check_arms(study: Study, arms: Iterable[Arm], base: Config) -> None:
-    """Refuse arms that need a loss term that the recipe has switched off."""
+    """Refuse arms that need a loss term that is off, or that change what training does not use."""
     for arm in arms:
         if study.recipes or "divergence.weight" in arm.changes:
             continue
         needed = [*arm.changes, *(["divergence"] if arm.series == OURS else [])]
-        check_terms(base, needed, f"arm {arm.name} of study {study.name}")
+        what = f"arm {arm.name} of study {study.name}"
+        check_terms(base, needed, what)
+        check_used(override(base, arm.changes), arm.changes, what)
 
 
 def name_arms(arms: Sequence[str], option: str = "recipes") -> list[str]:

@@ -29,6 +29,7 @@ from .definition import (
     build_config,
     check_same,
     check_terms,
+    check_used,
     join_changes,
     read_value,
 )
@@ -118,6 +119,8 @@ def parse_space(words: Iterable[str], base: Config) -> Space:
         base, [name for name in seen if f"{name.partition('.')[0]}.weight" not in seen], "--space"
     )
     check_corners(space, base)
+    if not {"divergence.source", "divergence.compare", "divergence.info_nce"} & seen.keys():
+        check_used(base, seen, "--space")
     return space
 
 
