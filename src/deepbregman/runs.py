@@ -252,8 +252,11 @@ class Run:
         check_can_be_folder(path)
 
     @classmethod
-    def open(cls, path: Path) -> "Run":
-        """Open a run folder that was made before."""
+    def open(cls, run: "Run | Path | str") -> "Run":
+        """Open a run folder that was made before; a run that is open stays as it is."""
+        if isinstance(run, Run):
+            return run
+        path = Path(run)
         if not is_run(path):
             inside = sorted(str(folder.parent) for folder in path.glob("*/config.toml"))
             named = f"it holds the run{'s' * (len(inside) > 1)} {', '.join(inside[:5])}"

@@ -1,7 +1,6 @@
 """deepbregman evaluate: measure how good the encoder of a run is."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -102,7 +101,7 @@ def evaluate(
         few=few,
         ood=ood,
     )
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    opened = Run.open(run)
     listing = None
     if source is None and "detect" not in protocols:  # VOC has its own layout
         check_dataset(opened.config, data, opened.path)

@@ -89,7 +89,7 @@ def export(
     out = Path(out)
     sidecar = out.with_name(f"{out.name}.json")
     _check(out, sidecar, format)
-    run = run if isinstance(run, Run) else Run.open(Path(run))
+    run = Run.open(run)
     _check_encoder(run.config.encoder.name, format)
 
     from deepbregman.exporting.formats import MAKERS, load_to_export

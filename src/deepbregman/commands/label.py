@@ -115,7 +115,7 @@ def label(
     from deepbregman.data.labels import read_labels, refuse_names
 
     given = read_labels(labels)
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    opened = Run.open(run)
     if source is None:
         named = (each.image for each in given if not each.is_file)
         unknown, example = find_unknown_images(opened.config, data, named)

@@ -51,7 +51,7 @@ def open_images(
     """
     from deepbregman.runs import Run
 
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    opened = Run.open(run)
     if source is None:
         check_dataset(opened.config, data, opened.path)
     from deepbregman.evaluation.gallery import open_run

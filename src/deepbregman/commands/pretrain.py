@@ -207,7 +207,7 @@ def resume(
         source: The run's dataset, already open.
     """
     _check_callbacks(callbacks)
-    opened = Run.open(Path(run))
+    opened = Run.open(run)
     opened.check_links()
     config, folder = override(opened.config, changes or {}), opened.path
     if isinstance(data, str | Path) or (data is not None and config.data.source != "custom"):

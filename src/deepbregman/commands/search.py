@@ -90,7 +90,7 @@ def search(
     )
     from deepbregman.runs import Run
 
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    opened = Run.open(run)
     words = [str(query) for query in queries]
     if source is None:
         unknown, _ = find_unknown_images(opened.config, data, words)

@@ -106,7 +106,7 @@ def load_run(
     skip_unreadable: bool = False,
 ) -> LoadedRun:
     """Load a run's networks from its last checkpoint, in evaluation mode."""
-    run = run if isinstance(run, Run) else Run.open(Path(run))
+    run = Run.open(run)
     device, *helpers = pick_devices(accelerator, devices)
     model, config, epoch, data_fingerprint = load_trained(run, device, encoder)
     if skip_unreadable:

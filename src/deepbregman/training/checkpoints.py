@@ -220,7 +220,7 @@ def load_trained(
 
     ``encoder`` is a module of the same structure, if it was the user's own; it is copied.
     """
-    run = run if isinstance(run, Run) else Run.open(Path(run))
+    run = Run.open(run)
     # Those from before there was a rotation can be evaluated too.
     saved = _load_last(run, (*(name for name in NETWORKS if name != "rotation"), "epoch"))
     counts = {name: saved.get(name, 0) for name in ("num_images", "num_classes")}
@@ -270,7 +270,7 @@ def load_trained_encoder(
     run: Run | Path | str, device: torch.device | str = "cpu", encoder: nn.Module | None = None
 ) -> Encoder:
     """Load the encoder of a run alone, whatever method trained it; see :func:`load_trained`."""
-    run = run if isinstance(run, Run) else Run.open(Path(run))
+    run = Run.open(run)
     loaded = build_run_encoder(run.config, trunk=encoder)
     saved = _load_last(run, ("objective",))["objective"]
     load_strictly(loaded, select_part(saved, "encoder."), str(run.last_checkpoint))

@@ -121,7 +121,7 @@ def describe_encoder(wanted: str) -> dict[str, Any]:
     """Return the fields of the encoder that a run was trained with; nothing of other weights."""
     if not is_run(Path(wanted)):
         return {}
-    settings = Run.open(Path(wanted)).config.encoder
+    settings = Run.open(wanted).config.encoder
     return {"encoder.name": settings.name, "encoder.stem": settings.stem}
 
 
