@@ -50,11 +50,6 @@ def must_be_decoded(images: Images) -> bool:
     return False
 
 
-def _mark_used(path: Path) -> None:
-    with suppress(OSError):  # the run may belong to another user
-        os.utime(path)
-
-
 @dataclass(frozen=True)
 class FeatureCache:
     """The cached features of a run's networks."""
@@ -81,13 +76,7 @@ class FeatureCache:
         """Return the cached tensors of some images; None if there are none."""
         if must_be_decoded(images):
             return None
-        path = self._path(images)
-        try:
-            state = checkpoints.load(path, self.device) if path.is_file() else {}
-        except (OSError, UserError):  # damaged, or deleted by another process
-            return None
-        _mark_used(path)
-        tensors = {name: part for name, part in state.items() if isinstance(part, Tensor)}
+        tensors = self._load(self._path(images), self.device)
         if any(len(part) != len(images) for part in tensors.values()):
             return None
         return tensors or None
@@ -95,14 +84,8 @@ class FeatureCache:
     def write(self, images: Images, tensors: Mapping[str, Tensor]) -> None:
         """Cache tensors, a row for each image, if the folder can be written to and has room."""
         size = sum(part.nbytes for part in tensors.values())
-        if size > LARGEST_TOTAL or must_be_decoded(images):
-            return
-        path = self._path(images)
-        with suppress(OSError):  # a full disk: it is only computed again
-            self.folder.mkdir(exist_ok=True)
-            # A view of a larger tensor would be saved with all of it.
-            checkpoints.save(path, {name: part.cpu().clone() for name, part in tensors.items()})
-            self.make_room()
+        if size <= LARGEST_TOTAL and not must_be_decoded(images):
+            self._save(self._path(images), tensors)
 
     def keep(self, name: str, compute: Callable[[], Tensor], *parts: bytes) -> Tensor:
         """Return what was computed from features before, or compute it and cache it.
@@ -111,17 +94,27 @@ class FeatureCache:
             parts: all that it depends on, besides the networks.
         """
         path = self.folder / f"{self.networks}-{name}-{digest(self.settings.encode(), *parts)}.pt"
-        with suppress(OSError, UserError):  # damaged, or deleted by another process
-            found = checkpoints.load(path).get(name) if path.is_file() else None
-            if isinstance(found, Tensor):
-                _mark_used(path)
-                return found
-        computed = compute()
-        with suppress(OSError):
+        found = self._load(path).get(name)
+        if found is None:
+            found = compute()
+            self._save(path, {name: found})
+        return found
+
+    def _load(self, path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        try:
+            state = checkpoints.load(path, device) if path.is_file() else {}
+        except (OSError, UserError):  # damaged, or deleted by another process
+            return {}
+        with suppress(OSError):  # the run may belong to another user
+            os.utime(path)  # it was used
+        return {name: part for name, part in state.items() if isinstance(part, Tensor)}
+
+    def _save(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        with suppress(OSError):  # a full disk: it is only computed again
             self.folder.mkdir(exist_ok=True)
-            checkpoints.save(path, {name: computed})
+            # A view of a larger tensor would be saved with all of it.
+            checkpoints.save(path, {name: part.cpu().clone() for name, part in tensors.items()})
             self.make_room()
-        return computed
 
     def _path(self, images: Images) -> Path:
         key = digest(self.settings.encode(), digest_images(images).encode())
