@@ -2,10 +2,10 @@
 
 import copy
 import math
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -124,28 +124,10 @@ def map_batches(
 def _map_shares(
     model: Model, batches: SharedBatches, work: Work, progress: Progress | None
 ) -> list[Outputs]:
-    """Run a thread for each device; this one collects their outputs.
+    """Run a thread for each device.
 
     The first error of a thread stops the others, as Ctrl-C does, each after its batch.
     """
-    messages: queue.SimpleQueue[tuple[int, int, Outputs] | BaseException | None] = (
-        queue.SimpleQueue()
-    )
-    stop = threading.Event()
-
-    def serve(share: DeviceShare, network: Model, feed: Iterator[Batch]) -> None:
-        try:
-            with _make_current(share.device), keep_frozen(network):
-                for number, batch in zip(share.numbers, feed, strict=True):
-                    if stop.is_set():
-                        return
-                    outputs = work(network, batch, number)
-                    messages.put((number, len(batch.images), outputs))
-        except BaseException as error:  # raised again in the thread that waits
-            messages.put(error)
-        finally:
-            messages.put(None)
-
     shares, device = batches.shares, batches.shares[0].device
     networks = [model, *(_copy_to(model, share.device) for share in shares[1:])]
     # All loaders fork their workers here: no other thread of ours may hold a lock meanwhile.
@@ -153,33 +135,33 @@ def _map_shares(
         share.batches.iterate(torch.arange(share.batches.num_images), batches.batch_size)
         for share in shares
     ]
-    threads = [
-        threading.Thread(target=serve, args=each, daemon=True, name=f"features-{each[0].device}")
-        for each in zip(shares, networks, feeds, strict=True)
-    ]
     found: dict[int, Outputs] = {}
-    done, running = 0, len(threads)
-    try:
-        for thread in threads:
-            thread.start()
-        while running:
-            message = messages.get()
-            if message is None:
-                running -= 1
-            elif isinstance(message, BaseException):
-                raise message
-            else:
-                number, num_images, outputs = message
+    done, lock, stop = 0, threading.Lock(), threading.Event()
+
+    def serve(share: DeviceShare, network: Model, feed: Iterator[Batch]) -> None:
+        nonlocal done
+        # Page-locked memory is that of the thread's current GPU.
+        on_gpu = share.device.type == "cuda"
+        current = torch.cuda.device(share.device) if on_gpu else nullcontext()
+        with current, keep_frozen(network):
+            for number, batch in zip(share.numbers, feed, strict=True):
+                if stop.is_set():
+                    return
+                outputs = work(network, batch, number)
                 there = [None if x is None else x.to(device, non_blocking=True) for x in outputs]
-                found[number] = tuple(there)
-                done += num_images
-                if progress is not None:
-                    progress(done, batches.num_images)
-    finally:
-        stop.set()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+                with lock:
+                    found[number] = tuple(there)
+                    done += len(batch.images)
+                    if progress is not None:
+                        progress(done, batches.num_images)
+
+    with ThreadPoolExecutor(len(shares), thread_name_prefix="features-") as pool:
+        tasks = [pool.submit(serve, *each) for each in zip(shares, networks, feeds, strict=True)]
+        try:
+            for task in as_completed(tasks):
+                task.result()
+        finally:
+            stop.set()
     return [found[number] for number in range(batches.num_batches)]
 
 
@@ -190,11 +172,6 @@ def _copy_to(model: Model, device: torch.device) -> Model:
         raise UserError(
             f"the networks cannot be copied to {device} ({error}): use devices 1"
         ) from error
-
-
-def _make_current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one of the thread, whose memory is page-locked for it."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class OrderedDraws(Generic[T]):
