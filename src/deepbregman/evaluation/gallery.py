@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -144,14 +145,11 @@ class Gallery:
         """How many unreadable images have been replaced by others."""
         return sum(part.num_replaced for part in self.parts.values())
 
-    def position(self, split: str, index: int) -> int | None:
-        """Return where an image of a split is in the gallery, None if its split is not in it."""
-        start = 0
-        for name, part in self.parts.items():
-            if name == split:
-                return start + index
-            start += len(part.split)
-        return None
+    @property
+    def starts(self) -> dict[str, int]:
+        """Position of the first image of each split."""
+        ends = accumulate(len(part.split) for part in self.parts.values())
+        return dict(zip(self.parts, (0, *ends), strict=False))
 
     def pictures(self, indices: Sequence[int], side: int = PICTURE) -> dict[int, Pixels]:
         """Return images (H, W, 3) for people, who want to see more than small encoders do.
@@ -160,15 +158,12 @@ class Gallery:
             side: the least longer side, in pixels, of those that are as large; 0: as decoded.
         """
         pixels: dict[int, Pixels] = {}
-        start = 0
-        for part in self.parts.values():
-            size = len(part.split)
-            wanted = sorted({i - start for i in indices if 0 <= i - start < size})
+        for name, start in self.starts.items():
+            part = self.parts[name].split
+            wanted = sorted({i - start for i in indices if 0 <= i - start < len(part)})
             if wanted:  # these alone: all images may never have been decoded
-                chosen = part.split.images.select(torch.tensor(wanted))
-                images = read_pictures(chosen, side)
+                images = read_pictures(part.images.select(torch.tensor(wanted)), side)
                 pixels |= {start + i: image for i, image in zip(wanted, images, strict=True)}
-            start += size
         return pixels
 
 

@@ -211,13 +211,11 @@ class _Finder:
         self._last = {name: index for index, name in enumerate(last) if counts[name] == 1}
         self._paths: dict[str, int] = {}
         self._sizes: dict[int, list[tuple[Path, int]]] = {}
-        start = 0
-        for part in gallery.parts.values():
-            images = part.split.images
+        for name, start in gallery.starts.items():
+            images = gallery.parts[name].split.images
             if isinstance(images, FileImages) and isinstance(images.paths, tuple):
                 for index, path in enumerate(images.paths, start=start):
                     self._paths[os.path.abspath(path)] = index
-            start += len(part.split)
 
     def find(self, name: str) -> int | None:
         for word in (name, name.removeprefix("'")):  # as format_csv protects it

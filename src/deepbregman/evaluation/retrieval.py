@@ -1,7 +1,7 @@
 """Search by image: the nearest images of a run's data, and how well such searches find classes."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -96,7 +96,7 @@ def ranking_quality(
 class _Query(NamedTuple):
     name: str
     images: Split  # holds one image
-    place: tuple[str, int] | None  # split and index, if it is an image of the data
+    row: int | None  # position in the gallery, if it is one of its images
 
 
 def search_images(
@@ -115,20 +115,22 @@ def search_images(
     The arguments are those of :func:`deepbregman.search`; ``key`` names an index to keep.
     """
     measures = opened.choose_measures(by, MEASURES)
-    found = [_find_query(query, opened) for query in queries]
-    splits = opened.splits(split)
-    size = sum(map(len, splits.values()))
-    own = any(query.place and query.place[0] in splits for query in found)
-    if k > size - own:
-        without = " without the query itself" if own else ""
-        raise UserError(f"k is {k}: there are {size - own} images to search{without}; lower it")
     gallery = open_gallery(opened, split, progress)
+    found = [_find_query(query, opened, gallery.starts) for query in queries]
+    rows = [query.row for query in found if query.row is not None]
+    size = sum(len(part.split) for part in gallery.parts.values()) - bool(rows)
+    if k > size:
+        without = " without the query itself" if rows else ""
+        raise UserError(f"k is {k}: there are {size} images to search{without}; lower it")
     index = _make_index(opened, gallery, seed)
-    if index is not None and key is not None:
-        _keep_index(opened, key, index)
-    rows = [None if query.place is None else gallery.position(*query.place) for query in found]
-    if index is not None and None not in rows:  # the next search then prints the same
-        return [index.answer(row, measures, k) for row in rows if row is not None]
+    cache = opened.loaded.cache
+    # Who searches changed data is told so each time, which takes the images.
+    if index is not None and key is not None and cache is not None and not opened.data_changed:
+        write_index(cache.folder, cache.networks, key, index)
+        with suppress(OSError):  # a folder that cannot be written to has no index either
+            cache.make_room()
+    if index is not None and len(rows) == len(found):  # the next search then prints the same
+        return [index.answer(row, measures, k) for row in rows]
     return _answer_queries(opened, gallery, found, measures, k, seed)
 
 
@@ -141,12 +143,11 @@ def _answer_queries(
     seed: int,
 ) -> list[Answer]:
     smoothing = opened.loaded.config.divergence.smoothing
-    places = [None if q.place is None else gallery.position(*q.place) for q in queries]
     parts = [
         opened.compute(query.images.images)
-        if place is None
-        else gallery.features.select(torch.tensor([place]))
-        for query, place in zip(queries, places, strict=True)
+        if query.row is None
+        else gallery.features.select(torch.tensor([query.row]))
+        for query in queries
     ]
     features = join_features(parts)
     nearest: list[dict[str, list[tuple[int, float]]]] = [{} for _ in queries]
@@ -158,11 +159,10 @@ def _answer_queries(
         )
         sign = 1.0 if measure == "cosine" else -1.0
         values = (sign * found.similarities + 0.0).tolist()  # a divergence of -0.0 is 0.0
-        for answer, place, indices, row in zip(
-            nearest, places, found.indices.tolist(), values, strict=True
-        ):
+        columns = (nearest, queries, found.indices.tolist(), values)
+        for answer, query, indices, row in zip(*columns, strict=True):
             pairs = zip(indices, row, strict=True)
-            answer[measure] = [pair for pair in pairs if pair[0] != place][:k]
+            answer[measure] = [pair for pair in pairs if pair[0] != query.row][:k]
     wanted = {index for answer in nearest for row in answer.values() for index, _ in row}
     pixels, names = gallery.pictures(sorted(wanted)), gallery.names
     classes = opened.name_classes(gallery)
@@ -184,15 +184,6 @@ def _answer_queries(
 def _read_query(query: _Query) -> Pixels:
     (shown,) = read_pictures(query.images.images)
     return shown
-
-
-def _keep_index(opened: OpenedRun, key: str, index: SearchIndex) -> None:
-    cache = opened.loaded.cache
-    # Who searches changed data is told so each time, which takes the images.
-    if cache is not None and not opened.data_changed:
-        write_index(cache.folder, cache.networks, key, index)
-        with suppress(OSError):  # a folder that cannot be written to has no index either
-            cache.make_room()
 
 
 def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex | None:
@@ -231,7 +222,7 @@ def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex |
     )
 
 
-def _find_query(words: str, opened: OpenedRun) -> _Query:
+def _find_query(words: str, opened: OpenedRun, starts: Mapping[str, int]) -> _Query:
     """Find the image that a query names: a place in the data, a file, or a name in the data."""
     splits = opened.splits("all")
     known = {name: _list_names(split) for name, split in splits.items()}
@@ -239,7 +230,8 @@ def _find_query(words: str, opened: OpenedRun) -> _Query:
     if place is not None:
         name, index = place
         image = splits[name].select(torch.tensor([index]))
-        return _Query(image_name(name, splits[name], index), image, place)
+        row = starts[name] + index if name in starts else None
+        return _Query(image_name(name, splits[name], index), image, row)
     path = expand_home(Path(words))
     images = open_files([path], image_size=opened.loaded.config.data.image_size)
     return _Query(words, Split(images), None)
