@@ -104,7 +104,15 @@ def score_detector(
     options, voc, device = evaluation.options.detect, evaluation.voc, evaluation.loaded.device
     name = f"{architecture}-{trunk}-seed{seed}"
     folder = evaluation.run.path / "detection" / name
-    settings = _describe_detector(evaluation, architecture, trunk, seed)
+    names = "\n".join((*voc.train.names, "", *voc.test.names))
+    settings = {  # everything that the numbers depend on
+        "architecture": architecture,
+        "arm": trunk,
+        "seed": seed,
+        **_select_options(evaluation, SETTINGS),
+        "images": hashlib.sha256(names.encode()).hexdigest()[:16],
+        "encoder": fingerprint_weights(evaluation.loaded.model.encoder),
+    }
     if (folder / "result.json").is_file():
         evaluation.say(f"{name}: finished before, see {folder}")
         before = read_json(folder / "result.json", {"settings": {}})
@@ -125,8 +133,8 @@ def score_detector(
         device=device,
         checkpoint=folder / "last.pt",
         settings=settings,
-        report=lambda iterations, loss: evaluation.progress(
-            f"{name}, training", iterations, options.iterations
+        report=lambda done, loss: evaluation.progress(
+            f"{name}, training", done, options.iterations
         ),
     )
     found = detect_all(
@@ -178,21 +186,6 @@ def assemble_detector(
         origin = str(evaluation.run.last_checkpoint)
         num_loaded = load_trunk(detector, encoder.trunk.state_dict(), origin)
     return detector.to(loaded.device), num_loaded
-
-
-def _describe_detector(
-    evaluation: Evaluation, architecture: Architecture, trunk: Trunk, seed: int
-) -> Record:
-    """Collect everything that the numbers of one detector depend on."""
-    names = "\n".join((*evaluation.voc.train.names, "", *evaluation.voc.test.names))
-    return {
-        "architecture": architecture,
-        "arm": trunk,
-        "seed": seed,
-        **_select_options(evaluation, SETTINGS),
-        "images": hashlib.sha256(names.encode()).hexdigest()[:16],
-        "encoder": fingerprint_weights(evaluation.loaded.model.encoder),
-    }
 
 
 def _select_options(evaluation: Evaluation, names: Sequence[str]) -> Record:

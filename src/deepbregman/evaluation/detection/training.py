@@ -1,6 +1,7 @@
 """Fine-tuning a detector: photographs with their objects, and SGD that can stop at any step."""
 
 import functools
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -69,14 +70,13 @@ def order_batches(
     Epochs follow one another without a gap, so that a batch may end one and begin the next, and
     may be larger than an epoch.
     """
-    order = functools.lru_cache(maxsize=2)(
-        lambda epoch: epoch_order(num_images, seed, epoch).tolist()
-    )
-    batches = []
-    for iteration in range(start, stop):
-        first = iteration * batch_size
-        places = (divmod(place, num_images) for place in range(first, first + batch_size))
-        batches.append([order(epoch)[offset] for epoch, offset in places])
+    first, skipped = divmod(start * batch_size, num_images)
+    last = math.ceil(stop * batch_size / num_images)
+    orders = [epoch_order(num_images, seed, epoch) for epoch in range(first, last)]
+    if not orders:
+        return []
+    wanted = torch.cat(orders)[skipped:][: (stop - start) * batch_size]
+    batches: list[list[int]] = wanted.view(-1, batch_size).tolist()
     return batches
 
 
@@ -170,8 +170,13 @@ def fine_tune(
         checkpoint: file that is written now and then, on a signal, and at the end of training.
         settings: everything the numbers depend on; a checkpoint with others is refused.
     """
-    optimiser = build_optimiser(detector)
-    done = _restore(checkpoint, settings, detector, optimiser) if checkpoint.exists() else 0
+    optimiser, done = build_optimiser(detector), 0
+    if checkpoint.exists():
+        saved = checkpoints.load(checkpoint)
+        check_settings(saved.get("settings", {}), settings, checkpoint)
+        checkpoints.load_strictly(detector, saved["detector"], str(checkpoint))
+        optimiser.load_state_dict(saved["optimiser"])
+        done = int(saved["iteration"])
     batches = order_batches(len(data), options.batch_size, seed, done, options.iterations)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         detector.train()
@@ -180,8 +185,21 @@ def fine_tune(
             for iteration, batch in enumerate(
                 load_batches(data, batches, device, options.workers), done
             ):
-                loss = _take_step(detector, optimiser, batch, options, seed, iteration)
-                report(iteration + 1, loss)
+                for group in optimiser.param_groups:
+                    group["lr"] = learning_rate(options, iteration)
+                loss = _compute_loss(detector, batch, options, seed, iteration)
+                if not math.isfinite(loss.item()):
+                    raise Diverged(
+                        f"the loss is {loss.item()} at iteration {iteration + 1}: the detector has "
+                        f"diverged; lower the learning rate ({options.learning_rate}, for batches "
+                        f"of {options.batch_size}), or bound the gradient"
+                    )
+                optimiser.zero_grad()
+                torch.autograd.backward(loss)
+                if options.clip_gradient:
+                    nn.utils.clip_grad_norm_(detector.parameters(), options.clip_gradient)
+                optimiser.step()
+                report(iteration + 1, loss.item())
                 is_due = time.monotonic() - last_saved >= options.save_seconds
                 if received or is_due or iteration + 1 == options.iterations:
                     networks = {"detector": detector.state_dict(), "settings": settings}
@@ -189,8 +207,7 @@ def fine_tune(
                     checkpoints.save(checkpoint, networks | progress)
                     last_saved = time.monotonic()
                 if received:
-                    advice = "the same command continues it"
-                    raise Interrupted(checkpoint.parent, received[0], advice)
+                    raise Interrupted(received[0], "the same command continues it")
         settle_norms(detector, data, options, seed, device)
 
 
@@ -205,32 +222,6 @@ def _compute_loss(
         batch.images, make_targets(batch, options.train_on_difficult)
     )
     return torch.stack(list(losses.values())).sum()
-
-
-def _take_step(
-    detector: Detector,
-    optimiser: torch.optim.SGD,
-    batch: Photographs,
-    options: Detect,
-    seed: int,
-    iteration: int,
-) -> float:
-    for group in optimiser.param_groups:
-        group["lr"] = learning_rate(options, iteration)
-    loss = _compute_loss(detector, batch, options, seed, iteration)
-    value = loss.item()
-    if not torch.isfinite(torch.tensor(value)):
-        raise Diverged(
-            f"the loss is {value} at iteration {iteration + 1}: the detector has diverged; lower "
-            f"the learning rate ({options.learning_rate}, for batches of {options.batch_size}), or "
-            "bound the gradient"
-        )
-    optimiser.zero_grad()
-    torch.autograd.backward(loss)
-    if options.clip_gradient:
-        torch.nn.utils.clip_grad_norm_(detector.parameters(), options.clip_gradient)
-    optimiser.step()
-    return value
 
 
 @torch.no_grad()
@@ -277,14 +268,6 @@ def detect_all(
         found.append(PredictedBoxes(output["boxes"].cpu(), labels, output["scores"].cpu()))
         report(len(found))
     return found
-
-
-def _restore(path: Path, settings: Record, detector: Detector, optimiser: torch.optim.SGD) -> int:
-    saved = checkpoints.load(path)
-    check_settings(saved.get("settings", {}), settings, path)
-    checkpoints.load_strictly(detector, saved["detector"], str(path))
-    optimiser.load_state_dict(saved["optimiser"])
-    return int(saved["iteration"])
 
 
 def check_settings(before: Record, now: Record, path: Path) -> None:
