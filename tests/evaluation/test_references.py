@@ -49,7 +49,7 @@ def test_neighbours_among_pixels(few):
 def test_of_many_images_a_sample_learns(few, monkeypatch):
     pixels = PixelClassifiers(few, seed=0)
     monkeypatch.setattr(references, "LARGEST_TRAIN", 30)
-    train, labels, test = pixels._pixels()
+    train, labels, test = pixels._pixels
     assert len(train) == len(labels) == 30
     assert len(test) == len(few.test.labels)
     assert torch.bincount(labels).min() > 0  # of every class

@@ -157,9 +157,9 @@ def prepare_distance(points: Tensor, num_clusters: int) -> Diverge:
 
 
 def _drop_rounding(differences: Tensor, size: Tensor) -> Tensor:
-    """Set differences of numbers of a size to 0 where rounding is all that they are.
+    """Set differences of numbers of a size to 0 where they are within rounding.
 
-    Or it would move equal points into clusters that should stay empty.
+    Rounding would otherwise move equal points into clusters that should stay empty.
     """
     rounding = 10 * torch.finfo(differences.dtype).eps * size
     return differences.masked_fill(differences <= rounding, 0.0)
@@ -395,11 +395,11 @@ def _cluster_once(
     if method == "divergence":
         assert features.scores is not None  # choose_measures has made sure
         found = bregman_clusters(features.scores, count, smoothing, seed)
-        return found.assignment.cpu(), found.objective[-1]
-    part = features.embedding if method == CONTROL else features.representation
-    assert part is not None
-    vectors = part.double() if part.numel() <= FLOAT64_ELEMENTS else part
-    found = euclidean_clusters(functional.normalize(vectors, dim=1), count, seed)
+    else:
+        part = features.embedding if method == CONTROL else features.representation
+        assert part is not None
+        vectors = part.double() if part.numel() <= FLOAT64_ELEMENTS else part
+        found = euclidean_clusters(functional.normalize(vectors, dim=1), count, seed)
     return found.assignment.cpu(), found.objective[-1]
 
 

@@ -6,6 +6,7 @@ the side of the images. Classifiers learn from clean images only.
 
 import io
 from collections.abc import Callable
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -21,7 +22,7 @@ from .features import BATCH_SIZE, Change, Features, LabelledFeatures, compute_fe
 from .frozen import OrderedDraws
 from .inputs import Evaluation
 from .knn import VOTE_TEMPERATURE, find_neighbours, vote
-from .linear import fit_on_cached
+from .linear import fit_best
 from .results import Measurement, make_rows
 
 STRENGTHS: dict[str, tuple[float, float, float]] = {
@@ -109,23 +110,20 @@ def corruptions(evaluation: Evaluation) -> list[Record]:
 
 def fit_classifiers(labelled: LabelledFeatures, seed: int) -> dict[str, Predict]:
     """Fit every classifier to the clean training images."""
-    fit, _ = fit_on_cached(labelled, seed)
-    labels = labelled.train.labels
+    train, labels = labelled.train.features, labelled.train.labels
+    fit, _ = fit_best(train.representation, labels, labelled.num_classes, seed)
     k = min(NEIGHBOURS, len(labels))
 
-    def neighbours(measure: str) -> Predict:
-        def predict(features: Features) -> Tensor:
-            found = find_neighbours(labelled, features, measure, k, seed)
-            return vote(found, labels, labelled.num_classes, temperature=VOTE_TEMPERATURE)
-
-        return predict
+    def ask_neighbours(measure: str, features: Features) -> Tensor:
+        found = find_neighbours(labelled, features, measure, k, seed)
+        return vote(found, labels, labelled.num_classes, temperature=VOTE_TEMPERATURE)
 
     fitted: dict[str, Predict] = {
         "linear": lambda features: fit.predict(features.representation).argmax(dim=1),
-        f"kNN by cosine, k={k}": neighbours("cosine"),
+        f"kNN by cosine, k={k}": partial(ask_neighbours, "cosine"),
     }
-    if labelled.train.features.scores is not None:
-        fitted[f"kNN by divergence, k={k}"] = neighbours("divergence")
+    if train.scores is not None:
+        fitted[f"kNN by divergence, k={k}"] = partial(ask_neighbours, "divergence")
     return fitted
 
 

@@ -138,16 +138,6 @@ def require_labelled(source: Source, name: str) -> Source:
     return source
 
 
-def _warn_of_one_class(source: Source, name: str) -> None:
-    tested = torch.unique(source.known_test.known_labels).tolist()
-    if len(tested) == 1:
-        notify(
-            f"every test image of {name!r} has the class {source.class_name(tested[0])!r}: "
-            "a classifier that always answers so is right, and the accuracies mean little",
-            stacklevel=3,
-        )
-
-
 def _warn_of_training(run: Run, trained_on: str, source: Source, name: str) -> None:
     """Tell of test images that are files of the folder without labels that a run trained on."""
     images, folder = source.known_test.images, expand_home(Path(trained_on))
@@ -245,7 +235,13 @@ class Evaluation:
         if loaded.config.data.skip_unreadable and source.skipped_notice:
             self.say(f"{source.skipped_notice} of {name}")
         source = require_labelled(source, name)
-        _warn_of_one_class(source, name)
+        tested = torch.unique(source.known_test.known_labels).tolist()
+        if len(tested) == 1:
+            notify(
+                f"every test image of {name!r} has the class {source.class_name(tested[0])!r}: "
+                "a classifier that always answers so is right, and the accuracies mean little",
+                stacklevel=2,
+            )
         if data is not None and self.source is None:
             _warn_of_training(self.run, loaded.config.data.source, source, name)
         balanced = self.options.balanced or source.has_unequal_classes

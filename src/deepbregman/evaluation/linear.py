@@ -457,20 +457,13 @@ def measure_on_cached(
     labelled: LabelledFeatures, seed: int, name: str = "cached features", *, weighted: bool = False
 ) -> Measurement:
     """Fit to features of whole images; the seed chooses the held-out images."""
-    classifier, l2 = fit_on_cached(labelled, seed, weighted=weighted)
-    test = labelled.test.features.representation
+    train, test = labelled.train, labelled.test.features.representation
+    known = (train.features.representation, train.labels, labelled.num_classes)
+    classifier, l2 = fit_best(*known, seed, weighted=weighted)
     details: Record = {"l2_grid": list(L2_GRID)}
     if weighted:
         name, details = f"{name}, {WEIGHTED}", {**details, "chosen_by": "balanced"}
     return _measure(labelled, classifier.predict(test), name, details, {"l2": l2})
-
-
-def fit_on_cached(
-    labelled: LabelledFeatures, seed: int, *, weighted: bool = False
-) -> tuple[LinearClassifier, float]:
-    """Fit to the training features; see :func:`fit_best`."""
-    features, labels = labelled.train.features.representation, labelled.train.labels
-    return fit_best(features, labels, labelled.num_classes, seed, weighted=weighted)
 
 
 def measure_on_crops(

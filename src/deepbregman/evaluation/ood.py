@@ -6,6 +6,7 @@ test image.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePath
 
 import torch
@@ -63,11 +64,7 @@ def mahalanobis_to(
         return whitened.T
 
     centres = whiten(means)
-
-    def distance(points: Tensor) -> Tensor:
-        return torch.cdist(whiten(points.double()), centres).square().amin(dim=1)
-
-    return distance
+    return lambda points: torch.cdist(whiten(points.double()), centres).square().amin(dim=1)
 
 
 def list_distances(labelled: LabelledFeatures, neighbours: int) -> dict[str, Distance]:
@@ -78,12 +75,8 @@ def list_distances(labelled: LabelledFeatures, neighbours: int) -> dict[str, Dis
 
     def neighbour(measure: str) -> Distance:
         bank = select_features(train, measure)
-
-        def distance(features: Features) -> Tensor:
-            asked = select_features(features, measure)
-            return -rank_bank(measure, asked, bank, k, smoothing=smoothing).similarities[:, -1]
-
-        return distance
+        rank = partial(rank_bank, measure, bank=bank, k=k, smoothing=smoothing)
+        return lambda features: -rank(select_features(features, measure)).similarities[:, -1]
 
     def gaussian(targets: Tensor, count: int) -> Distance:
         to_nearest = mahalanobis_to(train.representation, targets, count)
@@ -92,12 +85,8 @@ def list_distances(labelled: LabelledFeatures, neighbours: int) -> dict[str, Dis
     def distribution(targets: Tensor, count: int) -> Distance:
         assert train.scores is not None
         means = class_means(train.scores, targets, count)
-
-        def distance(features: Features) -> Tensor:
-            asked = select_features(features, "divergence")
-            return divergence_to(asked, means, smoothing).amin(dim=1)
-
-        return distance
+        to_means = partial(divergence_to, distributions=means, smoothing=smoothing)
+        return lambda features: to_means(select_features(features, "divergence")).amin(dim=1)
 
     # Classes without an image have no distribution.
     present, targets = torch.unique(labels, return_inverse=True)
@@ -143,29 +132,25 @@ def ood(evaluation: Evaluation) -> list[Record]:
     inside = {name: distance(labelled.test.features) for name, distance in distances.items()}
     rows: list[Record] = []
     for place, other in enumerate(settings.against, start=1):
-        drawn = evaluation.options.each_seed if other == NOISE else (evaluation.options.seed,)
-        seeds = []
-        for seed in drawn:
-            if other == NOISE:
-                split = draw_noise(min(num_test, MOST_NOISE), config.data.image_size, seed)
-            else:
-                source = open_data(config, other)
-                split = source.test or source.train
-                if source.skipped_notice:
-                    evaluation.say(f"{source.skipped_notice} of {other}")
-            outside = labelled.of(split).features
+        if other == NOISE:
+            count, seeds = min(num_test, MOST_NOISE), evaluation.options.each_seed
+            splits = [draw_noise(count, config.data.image_size, seed) for seed in seeds]
+        else:
+            source = open_data(config, other)
+            splits = [source.test or source.train]
+            if source.skipped_notice:
+                evaluation.say(f"{source.skipped_notice} of {other}")
+        measured = []
+        for split in splits:
+            outside, title = labelled.of(split).features, PurePath(other).stem
             details = {"against": other, "num_outside": len(split)}
-            seeds.append(
+            areas = {n: {"AUROC": auroc(inside[n], d(outside))} for n, d in distances.items()}
+            measured.append(
                 [
-                    Measurement(
-                        f"{PurePath(other).stem}: {name}",
-                        {"AUROC": auroc(inside[name], distance(outside))},
-                        *labelled.counts,
-                        details,
-                    )
-                    for name, distance in distances.items()
+                    Measurement(f"{title}: {name}", area, *labelled.counts, details)
+                    for name, area in areas.items()
                 ]
             )
-        rows += make_rows(seeds)
+        rows += make_rows(measured)
         evaluation.progress("out of distribution", place, len(settings.against))
     return rows

@@ -1,6 +1,7 @@
 """Reference accuracies: the most frequent class, and the same classifier on raw pixels."""
 
 from collections.abc import Sequence
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor, nn
@@ -49,44 +50,36 @@ class PixelClassifiers:
 
     def __init__(self, labelled: LabelledFeatures, seed: int) -> None:
         self.labelled, self.seed = labelled, seed
-        self.known: dict[str | int, dict[str, float]] = {}
-        self.pixels: tuple[Tensor, Tensor, Tensor] | None = None
+        self.knn, self.linear = cache(self._measure_knn), cache(self._measure_linear)
 
-    def knn(self, k: int) -> dict[str, float]:
+    def _measure_knn(self, k: int) -> dict[str, float]:
         """Measure the vote of the k images of the largest cosine."""
-        if k not in self.known:
-            train, labels, test = self._pixels()
-            neighbours = cosine_neighbours(test, train, min(k, len(train)))
-            predicted = vote(neighbours, labels, self.labelled.num_classes)
-            self.known[k] = self.labelled.measure(predicted)
-        return self.known[k]
+        train, labels, test = self._pixels
+        neighbours = cosine_neighbours(test, train, min(k, len(train)))
+        return self.labelled.measure(vote(neighbours, labels, self.labelled.num_classes))
 
-    def linear(self, *, weighted: bool = False) -> dict[str, float]:
+    def _measure_linear(self, weighted: bool = False) -> dict[str, float]:
         """Measure a linear classifier, its penalty chosen as the protocol chooses it."""
-        name = "linear, weighted" if weighted else "linear"
-        if name not in self.known:
-            train, labels, test = self._pixels()
-            count = self.labelled.num_classes
-            fit, _ = fit_best(train, labels, count, self.seed, weighted=weighted)
-            logits = fit.predict(test)
-            self.known[name] = self.labelled.measure(logits.argmax(dim=1), logits)
-        return self.known[name]
+        train, labels, test = self._pixels
+        count = self.labelled.num_classes
+        fit, _ = fit_best(train, labels, count, self.seed, weighted=weighted)
+        logits = fit.predict(test)
+        return self.labelled.measure(logits.argmax(dim=1), logits)
 
+    @cached_property
     def _pixels(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return training pixels (N, d) with labels (N,), and test pixels (T, d)."""
-        if self.pixels is None:
-            labelled, size = self.labelled, self.labelled.config.data.image_size
-            side = min(SIDE, size)
-            trunk = nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())
-            model = Model(Encoder(trunk, 3 * side**2), nn.Sequential(), None).to(labelled.device)
-            train, test = (
-                compute_features(model, part.shared, size).representation
-                for part in (labelled.train, labelled.test)
-            )
-            labels = labelled.train.labels
-            if len(labels) > LARGEST_TRAIN:
-                share = LARGEST_TRAIN / len(labels)
-                _, kept = stratified_split(labels.cpu(), len(labels), share, self.seed)
-                train, labels = train[kept.to(train.device)], labels[kept.to(labels.device)]
-            self.pixels = train, labels, test
-        return self.pixels
+        """Training pixels (N, d) with labels (N,), and test pixels (T, d)."""
+        labelled, size = self.labelled, self.labelled.config.data.image_size
+        side = min(SIDE, size)
+        trunk = nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())
+        model = Model(Encoder(trunk, 3 * side**2), nn.Sequential(), None).to(labelled.device)
+        train, test = (
+            compute_features(model, part.shared, size).representation
+            for part in (labelled.train, labelled.test)
+        )
+        labels = labelled.train.labels
+        if len(labels) > LARGEST_TRAIN:
+            share = LARGEST_TRAIN / len(labels)
+            _, kept = stratified_split(labels.cpu(), len(labels), share, self.seed)
+            train, labels = train[kept.to(train.device)], labels[kept.to(labels.device)]
+        return train, labels, test

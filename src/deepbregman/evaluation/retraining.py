@@ -5,6 +5,7 @@ A variant is a network to start from, trained on labelled images and tested once
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -152,17 +153,12 @@ def finetune(
                 optimiser.step()
                 total += loss.detach()
                 progress(title, position + 1, budget.epochs * steps)
-            _require_finite(total, title, budget.learning_rate)
+            if not total.isfinite():
+                raise Diverged(
+                    f"{title}: the loss is {total.item()}, training has diverged at learning rate "
+                    f"{budget.learning_rate:g}; give a lower one with --learning-rate"
+                )
     network.eval()
-
-
-def _require_finite(loss: Tensor, title: str, rate: float) -> None:
-    """Refuse to go on with a loss that is not finite; the host waits for the device."""
-    if not loss.isfinite():
-        raise Diverged(
-            f"{title}: the loss is {loss.item()}, training has diverged at learning rate {rate:g}; "
-            "give a lower one with --learning-rate"
-        )
 
 
 def predict(
@@ -368,9 +364,8 @@ def _measure_variant(
     """Train from one start on one set of labelled images and test; or read the finished result."""
     options = {"start": start.__name__, "epochs": epochs, **asdict(evaluation.options.tuning)}
     settings = describe_part(evaluation.labelled, train.split, variant, seed, options)
-    return evaluation.finished.measure(
-        settings, lambda: _train_and_test(evaluation, train, start, variant, seed, epochs)
-    )
+    work = partial(_train_and_test, evaluation, train, start, variant, seed, epochs)
+    return evaluation.finished.measure(settings, work)
 
 
 def _train_and_test(
@@ -399,15 +394,23 @@ def _train_and_test(
         return network
 
     chosen: Record = {"learning_rate": budget.learning_rate}
+    size = labelled.config.data.image_size
     if len(tuning.learning_rate) > 1:
-        scores = _score_rates(evaluation, train, budget, train_network, seed)
+        kept, held_out = stratified_split(train.split.labels, len(train.split), CHOICE_SHARE, seed)
+        truth = train.labels[held_out.to(train.labels.device)]
+        scores: dict[float, float] = {}  # of the rates that do not diverge
+        for rate in sorted(tuning.learning_rate):
+            with suppress(Diverged):
+                network = train_network(replace(budget, learning_rate=rate), kept)
+                logits = predict(network, train.batches, size, held_out)
+                scores[rate] = top_k_accuracy(logits, truth)
         if not scores:
             raise Diverged(f"{variant}: every --learning-rate of {tuning.learning_rate} diverges")
         best = max(scores, key=scores.__getitem__)
         budget = replace(budget, learning_rate=best)
         chosen = {"learning_rate": best, "held_out": scores[best]}
     network = train_network(budget, None)
-    logits = predict(network, labelled.test.batches, labelled.config.data.image_size)
+    logits = predict(network, labelled.test.batches, size)
     count = len(train.split)
     details = {
         "epochs": epochs,
@@ -422,28 +425,6 @@ def _train_and_test(
     num_test = len(labelled.test.labels)
     packed = pack(predicted)
     return Measurement(variant, values, count, num_test, replaced, details, chosen, packed)
-
-
-def _score_rates(
-    evaluation: Evaluation,
-    train: SplitFeatures,
-    budget: Budget,
-    train_network: Callable[[Budget, Tensor | None], Classifier],
-    seed: int,
-) -> dict[float, float]:
-    """Return the accuracy of each learning rate on held-out labels; diverged ones have none."""
-    kept, held_out = stratified_split(train.split.labels, len(train.split), CHOICE_SHARE, seed)
-    truth = train.labels[held_out.to(train.labels.device)]
-    size = evaluation.labelled.config.data.image_size
-    scores: dict[float, float] = {}
-    for rate in sorted(evaluation.options.tuning.learning_rate):
-        try:
-            network = train_network(replace(budget, learning_rate=rate), kept)
-            logits = predict(network, train.batches, size, held_out)
-        except Diverged:
-            continue
-        scores[rate] = top_k_accuracy(logits, truth)
-    return scores
 
 
 def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
