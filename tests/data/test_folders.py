@@ -41,7 +41,7 @@ def test_flat_folder_with_odd_names(tmp_path, save_picture):
     assert source.name == tmp_path.name
     assert source.train.names == tuple(sorted(names))
     assert (source.train.labels, source.test, source.classes) == (None, None, None)
-    assert (list_folder(tmp_path).num_ignored, source.skipped) == (2, ())
+    assert (sum(list_folder(tmp_path).ignored.values()), source.skipped) == (2, ())
     assert [path.name for path in source.train.images.paths] == sorted(names)
 
 

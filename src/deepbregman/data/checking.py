@@ -15,7 +15,7 @@ from deepbregman.data.folders import Listing, list_folder, quote_some
 from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.frames import map_files
 from deepbregman.data.images import ArrayImages, ImagePlace, StoredImage
-from deepbregman.data.stored import StoredData
+from deepbregman.data.stored import StoredSplit
 from deepbregman.data.voc import find_devkit
 from deepbregman.errors import UserError
 from deepbregman.terminal import ReportProgress, count_words
@@ -69,10 +69,8 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> CheckReport:
     root = expand_home(root)
     if dataset is None:
         report = CheckReport(name, root)
-        if is_stored(path):
-            _check_stored(index_stored(path), report, progress)
-        elif path.is_dir():
-            _check_folder(path, report, progress)
+        if is_stored(path) or path.is_dir():
+            _check_images(path, report, progress)
         else:
             _check_archive(path, report, progress)
         return report
@@ -92,32 +90,23 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> CheckReport:
     return report
 
 
-def _check_folder(folder: Path, report: CheckReport, progress: ReportProgress) -> None:
-    """Count the images of each class of a folder, and decode every one of them."""
-    listing = list_folder(folder)
-    splits = listing.splits
-    for name, files in splits.items():
-        title = name if len(splits) == 2 else "images"
-        _count_classes(title, len(files.paths), files.labels, listing.classes, report)
-    report.rows.append(("other files", f"{listing.num_ignored:,}"))
-    _decode_all([path for files in splits.values() for path in files.paths], report, progress)
-
-
-def _check_stored(data: StoredData, report: CheckReport, progress: ReportProgress) -> None:
-    """Count the images of each class of a table or of shards, and decode every one of them."""
-    splits = {"train": data.train} | ({} if data.test is None else {"test": data.test})
+def _check_images(path: Path, report: CheckReport, progress: ReportProgress) -> None:
+    """Count the images of each class of a folder, tables or shards, and decode all of them."""
+    found = index_stored(path) if is_stored(path) else list_folder(path)
     places: list[ImagePlace] = []
-    for name, split in splits.items():
-        title = name if len(splits) == 2 else "images"
-        labels = None if split.labels is None else split.labels.tolist()
-        _count_classes(title, len(split.store), labels, data.classes, report)
-        places += [StoredImage(split.store, index) for index in range(len(split.store))]
-    _decode_all(places, report, progress)
-
-
-def _decode_all(
-    places: Sequence[ImagePlace], report: CheckReport, progress: ReportProgress
-) -> None:
+    for name, split in (("train", found.train), ("test", found.test)):
+        if split is None:
+            continue
+        if isinstance(split, StoredSplit):
+            labels = None if split.labels is None else split.labels.tolist()
+            mine: list[ImagePlace] = [StoredImage(split.store, i) for i in range(len(split.store))]
+        else:
+            labels, mine = split.labels, list(split.paths)
+        title = "images" if found.test is None else name
+        _count_classes(title, len(mine), labels, found.classes, report)
+        places += mine
+    if isinstance(found, Listing):
+        report.rows.append(("other files", f"{sum(found.ignored.values()):,}"))
     sizes = map_files(_decode_and_measure, places, partial(progress, "decoding"))
     pairs = list(zip(places, sizes, strict=True))
     broken = [str(place) for place, size in pairs if isinstance(size, UnreadableImage)]

@@ -59,11 +59,6 @@ class Listing(NamedTuple):
     """Whether every file is looked at on opening, where there are too many to decode."""
 
     @property
-    def num_ignored(self) -> int:
-        """Files that are not images by their extension."""
-        return sum(self.ignored.values())
-
-    @property
     def has_labels(self) -> bool:
         """Whether every split has labels."""
         return all(files.labels is not None for files in self.splits.values())

@@ -150,11 +150,6 @@ def to_pixels(values: "Tensor | npt.NDArray[Any]") -> Tensor:
     return pixels.detach().cpu().expand(-1, 3, -1, -1)
 
 
-def is_array(values: object) -> bool:
-    """Whether something is a tensor or an array of NumPy."""
-    return isinstance(values, Tensor | np.ndarray)
-
-
 def own_data(
     train: Any,
     labels: "Sequence[int] | Tensor | npt.NDArray[Any] | None" = None,
@@ -198,7 +193,7 @@ def _open_part(values: Any, labels: Any, image_size: int) -> tuple[Images, Any]:
     """Open an array, a pair of images and labels, or a dataset; return images and labels."""
     if isinstance(values, tuple) and len(values) == 2 and _has_items(values[0]):
         values, labels = values[0], values[1] if labels is None else labels
-    if is_array(values):
+    if isinstance(values, Tensor | np.ndarray):
         return ArrayImages(to_pixels(values)), labels
     if not _has_items(values):
         raise UserError(
@@ -220,7 +215,7 @@ def _open_part(values: Any, labels: Any, image_size: int) -> tuple[Images, Any]:
 
 
 def _has_items(values: Any) -> bool:
-    return is_array(values) or (hasattr(values, "__len__") and hasattr(values, "__getitem__"))
+    return hasattr(values, "__len__") and hasattr(values, "__getitem__")
 
 
 def _refuse_random_items(store: DatasetStore) -> None:

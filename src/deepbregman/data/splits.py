@@ -1,4 +1,7 @@
-"""Seeded splits: a part held out, by items or by whole groups."""
+"""Seeded splits: a part held out, by items or by whole groups.
+
+They are drawn by NumPy's legacy generator, the only one whose stream is promised never to change.
+"""
 
 import math
 from fractions import Fraction
@@ -30,7 +33,7 @@ def stratified_split(
         labels = torch.zeros(num_items, dtype=torch.int64)
     _, positions, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     quotas = _find_quotas(counts.tolist(), Fraction(fraction).limit_denominator(10**6))
-    random = _make_random(seed)
+    random = np.random.RandomState(seed)
     held = torch.zeros(num_items, dtype=torch.bool)
     for group, quota in enumerate(quotas):
         members = torch.nonzero(positions == group).flatten()
@@ -59,7 +62,7 @@ def grouped_split(
     table.index_put_((members, classes), torch.ones_like(classes), accumulate=True)
     sizes, main = table.sum(dim=1).numpy(), table.numpy().argmax(axis=1)
     counts = np.bincount(main, weights=sizes, minlength=num_classes).astype(int).tolist()
-    random = _make_random(seed)
+    random = np.random.RandomState(seed)
     held = np.zeros(len(numbers), dtype=bool)
     quotas = _find_quotas(counts, Fraction(fraction).limit_denominator(10**6))
     for label, quota in enumerate(quotas):
@@ -103,8 +106,3 @@ def _find_quotas(counts: list[int], fraction: Fraction) -> list[int]:
             quotas[k] += 1
             missing -= 1
     return quotas
-
-
-def _make_random(seed: int) -> np.random.RandomState:
-    """Return NumPy's legacy generator: the only one whose stream is promised never to change."""
-    return np.random.RandomState(seed)
