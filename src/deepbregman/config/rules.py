@@ -184,5 +184,7 @@ Whole = Annotated[int, Range(low=0)]
 Share = Annotated[float, Range(0.0, 1.0)]
 Positive = Annotated[float, Range(above=0.0)]
 NotNegative = Annotated[float, Range(low=0.0)]
+Shares = Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)]
+"""The least and the largest of some shares."""
 Chances = Annotated[float | tuple[float, ...], Range(0.0, 1.0)]
 """A probability of all views, or one of each."""

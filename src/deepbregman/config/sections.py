@@ -17,6 +17,7 @@ from .rules import (
     Range,
     Section,
     Share,
+    Shares,
     Whole,
     has_type,
 )
@@ -57,10 +58,7 @@ class ViewSettings(Section, table="views"):
     relative_size: Annotated[float, Range(above=0.0, high=1.0)] = 1.0
     """Side of a view as a share of data.image_size. Random crops enlarge objects; with 0.75 these
     are about as large as in whole images."""
-    crop_area: Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)] = (
-        0.2,
-        1.0,
-    )
+    crop_area: Shares = (0.2, 1.0)
     """Share of the area that a random crop keeps, from and to."""
     crop_aspect: Annotated[tuple[float, float], Range(above=0.0, increasing=True)] = (0.75, 4 / 3)
     """Aspect ratio of a random crop, from and to."""
@@ -118,10 +116,7 @@ class SmallViewSettings(ViewSettings, table="small_views"):
 
     num_views: Count = 6
     relative_size: Annotated[float, Range(above=0.0, high=1.0)] = 0.5
-    crop_area: Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)] = (
-        0.05,
-        0.4,
-    )
+    crop_area: Shares = (0.05, 0.4)
 
 
 @dataclass(frozen=True)
