@@ -517,7 +517,7 @@ def test_two_tasks_of_srun_share_a_study(few_digits, out):
         assert totals[0] == totals[1]
 
 
-@pytest.mark.parametrize("error", [Interrupted(Path("x"), 2), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [Interrupted(2, "go on"), KeyboardInterrupt()])
 def test_ctrl_c_says_how_to_go_on(error, tiny, out, monkeypatch, capsys):
     def interrupted(*arguments: Any, **options: Any) -> Run:
         raise error

@@ -191,7 +191,7 @@ def test_an_interrupted_trial_goes_on_where_it_stopped(few_digits, out, monkeypa
     with monkeypatch.context() as patch:
 
         def interrupted(*arguments: Any, **options: Any) -> Any:
-            raise Interrupted(out, signal.SIGINT)
+            raise Interrupted(signal.SIGINT, "go on")
 
         patch.setattr(engine, "run_protocols", interrupted)
         with pytest.raises(Stopped, match="trials are done") as stopped:
@@ -696,7 +696,7 @@ def test_a_trial_may_be_interrupted_often():
 
     def interrupted(trial: optuna.Trial) -> float:
         seen.append(_draw(trial))
-        raise Interrupted(Path(), signal.SIGTERM)
+        raise Interrupted(signal.SIGTERM, "go on")
 
     for _ in range(shared_search.MAX_DEATHS + 2):  # a cluster that takes its machines back
         with pytest.raises(Interrupted):

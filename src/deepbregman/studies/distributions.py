@@ -6,8 +6,9 @@ Euclidean distance: the experiment of Cilingir, Manzelli and Kulis, "Deep Diverg
 """
 
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -119,14 +120,11 @@ EUCLIDEAN, ORACLE = "Euclidean, means", "oracle, nearest ring"
 ARMS: dict[str, tuple[Form, MetricLoss] | None] = {
     EUCLIDEAN: None,
     ORACLE: None,
-    "points, contrastive": ("moment", "contrastive"),
-    "points, triplet": ("moment", "triplet"),
-    "moment, contrastive": ("moment", "contrastive"),
-    "moment, triplet": ("moment", "triplet"),
-    "max, contrastive": ("max", "contrastive"),
-    "max, triplet": ("max", "triplet"),
-    "smooth, contrastive": ("smooth", "contrastive"),
-    "smooth, triplet": ("smooth", "triplet"),
+    **{f"points, {loss}": ("moment", loss) for loss in get_args(MetricLoss)},
+    **{
+        f"{form}, {loss}": (form, loss)
+        for form, loss in product(get_args(Form), get_args(MetricLoss))
+    },
 }
 """Name -> form and loss; ``points`` arms learn a metric of single points, not of distributions."""
 

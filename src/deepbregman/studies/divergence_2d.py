@@ -96,7 +96,9 @@ def run_divergence_2d(
         held_out, truth = draw_classes(samples, derive_seed(seed, "test"))
         with console.status(f"divergence-2d, seed {seed}"):
             measures, network = learn(points, labels, steps, seed)
-        low, high = _find_square(points)
+        ends = points.amin(dim=0), points.amax(dim=0)
+        middle, half = (ends[0] + ends[1]) / 2, (ends[1] - ends[0]).max() / 2 + BORDER
+        low, high = middle - half, middle + half  # the square that is drawn
         shift = LEAST - torch.minimum(low, held_out.amin(dim=0))
         measures |= list_classical(shift)
         for name, measure in measures.items():
@@ -115,13 +117,6 @@ def run_divergence_2d(
     }
     notes = " ".join((__doc__ or "").replace("``", "").split())
     return write_rows(out, "divergence-2d", settings, record, values, notes)
-
-
-def _find_square(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the corners (2,) of the square that is drawn."""
-    middle = (points.amin(dim=0) + points.amax(dim=0)) / 2
-    half = (points.amax(dim=0) - points.amin(dim=0)).max() / 2 + BORDER
-    return middle - half, middle + half
 
 
 def learn(

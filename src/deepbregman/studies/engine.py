@@ -26,6 +26,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config
 from deepbregman.data import Source
+from deepbregman.data.datasets import lack_of_labels
 from deepbregman.data.opening import open_data, split_for_monitor
 from deepbregman.errors import Diverged, UserError, first_line, is_out_of_memory
 from deepbregman.evaluation.inputs import Evaluation, open_labelled
@@ -106,10 +107,7 @@ class EvaluationPlan:
             return open_labelled(config)
         source = open_data(config)
         if source.train.labels is None:
-            raise UserError(
-                f"data {config.data.source!r} has no labels to evaluate with: give a labelled "
-                "dataset with --data, such as a folder with one subfolder for each class"
-            )
+            raise lack_of_labels(config.data.source)
         return replace(source, test=None)
 
     def check_images(self, source: Source, config: Config) -> None:

@@ -25,10 +25,6 @@ FindPredictions = Callable[[str, int, str], "Predictions | None"]
 """Finds what an arm with a seed predicted, by the name of the metric; None where it is not kept."""
 
 
-def no_predictions(arm: str, seed: int, metric: str) -> None:
-    """Stand for runs whose predictions are not kept."""
-
-
 def summarise_arms(rows: Sequence[Record]) -> list[Record]:
     """Summarise every metric of every arm over its seeds, in the order of the rows.
 
@@ -103,7 +99,7 @@ def estimate_interval(
 
 
 def compare_arms(
-    rows: Sequence[Record], against: Mapping[str, str], find: FindPredictions = no_predictions
+    rows: Sequence[Record], against: Mapping[str, str], find: FindPredictions = lambda *_: None
 ) -> dict[str, Record]:
     """Compare every metric of every arm with its reference's, seed by seed.
 
@@ -135,7 +131,7 @@ def write_results(
     definition: Record,
     rows: Sequence[Record],
     costs: Mapping[str, Record],
-    find: FindPredictions = no_predictions,
+    find: FindPredictions = lambda *_: None,
 ) -> Record:
     """Write ``results.json``, ``results.csv`` and ``tables.md``."""
     against = find_references(definition["study"])

@@ -163,7 +163,7 @@ class SharedSearch:
 
     def count(self) -> tuple[int, int]:
         """Return how many trials are done, by all processes, and how many there are to be."""
-        return min(len(self._trials(DONE)), self.total), self.total
+        return min(len(self.study.get_trials(deepcopy=False, states=DONE)), self.total), self.total
 
     def list_too_large(self) -> list[AttemptedTrial]:
         """Return the trials that memory ran out in, and that nobody tries again."""
@@ -182,7 +182,8 @@ class SharedSearch:
         mostly empty.
         """
         self._queue_lost_trials()
-        if len(self._trials(TAKEN)) + len(self.list_too_large()) >= self.total:
+        taken = self.study.get_trials(deepcopy=False, states=TAKEN)
+        if len(taken) + len(self.list_too_large()) >= self.total:
             return None
         number = -1
         raised: BaseException | None = None
@@ -251,9 +252,6 @@ class SharedSearch:
             for attempt in other.attempts
         )
         return is_continued or sum(other.first < first for other in attempted) >= self.total
-
-    def _trials(self, states: tuple[TrialState, ...]) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False, states=states)
 
     def _state(self, number: int) -> TrialState:
         return self.study.get_trials(deepcopy=False)[number].state

@@ -132,7 +132,11 @@ def plan_tables(options: TableOptions) -> TablePlan:
             )
         return TablePlan(options, (), ())
     _check_options(options)
-    _check_folder(options.out)
+    check_can_be_folder(options.out)
+    if list_names(options.out) - {"locks"} and not (options.out / FILE).is_file():
+        raise UserError(
+            f"{options.out} exists and holds no tables: choose another folder with --out"
+        )
     arms = tuple(name_arms(options.arms, "arms"))
     changes = read_changes(options.changes)
     configs: dict[tuple[str, str], Config] = {}
@@ -230,12 +234,6 @@ def _check_options(options: TableOptions) -> None:
         raise UserError(f"--tuning-epochs {options.tuning_epochs}: it must be 1 or more")
     for data in options.data:
         check_source(data)
-
-
-def _check_folder(folder: Path) -> None:
-    check_can_be_folder(folder)
-    if list_names(folder) - {"locks"} and not (folder / FILE).is_file():
-        raise UserError(f"{folder} exists and holds no tables: choose another folder with --out")
 
 
 def _select(numbers: Sequence[int], place: int) -> int | None:

@@ -77,13 +77,12 @@ def run_tsne(
     for name, run in zip(names, opened, strict=True):
         with console.status(f"features of {name} ..."):
             features, widths, accuracy = _measure(run, source, chosen, device)
-        found: dict[str, list[float]] = {"k-means NMI": [], "k-means ARI": []}
+        found: dict[str, list[float]] = {}
         for seed in range(seeds):
             with console.status(f"t-SNE of {name}, seed {seed} ..."):
                 maps.setdefault(name, []).append(_map_to_plane(features, seed))
-                clusters = _measure_clusters(features, labels, seed)
-                for metric, value in clusters.items():
-                    found[metric].append(value)
+                for metric, value in _measure_clusters(features, labels, seed).items():
+                    found.setdefault(metric, []).append(value)
         silhouette = float(widths.mean())
         fixed = {"silhouette": [silhouette], f"kNN, k={NEIGHBOURS}, %": [accuracy]}
         for metric, each in {**fixed, **found}.items():
@@ -95,7 +94,9 @@ def run_tsne(
         spreads = [f"{name} {format_summary(summarise(each), 3)}" for name, each in found.items()]
         words.append(", ".join(spreads))
         pictures.append(FeatureMap(name, maps[name][0], tuple(words)))
-    _save(out, maps, labels)
+    arrays = {f"map_{index}": np.stack(each) for index, each in enumerate(maps.values())}
+    with replace_file(out / "coordinates.npz") as file:  # maps are (seeds, N, 2)
+        np.savez(file, labels=labels, runs=np.array(list(maps)), **arrays)  # type: ignore[arg-type]  # numpy's stub
     save_map_figure(name_figures(out, "tsne"), pictures, labels, classes)
     settings = {
         "runs": names,
@@ -158,10 +159,3 @@ def _measure_clusters(features: np.ndarray, labels: np.ndarray, seed: int) -> di
         "k-means NMI": float(normalized_mutual_info_score(labels, found)),
         "k-means ARI": float(adjusted_rand_score(labels, found)),
     }
-
-
-def _save(out: Path, maps: dict[str, list[np.ndarray]], labels: np.ndarray) -> None:
-    """Write every map as arrays (seeds, N, 2) by run."""
-    arrays = {f"map_{index}": np.stack(each) for index, each in enumerate(maps.values())}
-    with replace_file(out / "coordinates.npz") as file:
-        np.savez(file, labels=labels, runs=np.array(list(maps)), **arrays)  # type: ignore[arg-type]  # numpy's stub

@@ -236,7 +236,9 @@ class SearchQueue(SharedSearch, Queue):
                 raise
         if outcome["state"] == "diverged":
             trial.set_user_attr("diverged", True)
-            return _guess_accuracy(worker, attempt)
+            # The accuracy of the most common class.
+            test = worker.how.splits(worker.open_images(attempt), config).known_test
+            return 100.0 * test.known_labels.bincount().max().item() / len(test)
         start = METRICS[self.plan.definition["objective"]]
         return float(next(v for name, v in outcome["metrics"].items() if name.startswith(start)))
 
@@ -267,12 +269,6 @@ class SearchQueue(SharedSearch, Queue):
 def name_run(number: int) -> str:
     """Name the run of a trial by the number of its first attempt."""
     return f"trial-{number:04d}"
-
-
-def _guess_accuracy(worker: Worker, trial: Trial) -> float:
-    """Return the accuracy of the most common class, which is the value of a diverged run."""
-    test = worker.how.splits(worker.open_images(trial), trial.config).known_test
-    return 100.0 * test.known_labels.bincount().max().item() / len(test)
 
 
 # The results of a search.
