@@ -91,7 +91,13 @@ class DivergenceTerm(nn.Module):
             terms["divergence"] = torch.stack([self._compare(*pair) for pair in pairs]).mean()
         if "info_nce" in self.term_names:
             assert teacher is not None  # the configuration has made sure
-            terms["info_nce"] = self._contrast_with_bank(student, teacher, same_views)
+            assert isinstance(self.network, Bank)  # likewise
+            bank, temperature = self.network.weight.clone(), self.numbers[2]
+            losses = [
+                info_nce(view, target, bank, temperature=temperature)
+                for view, target in _pair_with_targets(student, teacher, same_views)
+            ]
+            terms["info_nce"] = torch.stack(losses).mean()
         if "usage" in self.term_names:
             assigned_by = self.numbers[3] if self.is_smooth else 1.0
             terms["usage"] = usage_entropy(scores.flatten(0, 1), assigned_by)
@@ -145,15 +151,6 @@ class DivergenceTerm(nn.Module):
             temperature=temperature,
             smoothing=smoothing if self.is_smooth else None,
         )
-
-    def _contrast_with_bank(self, student: Tensor, teacher: Tensor, same_views: bool) -> Tensor:
-        assert isinstance(self.network, Bank)  # the configuration has made sure
-        temperature, negatives = self.numbers[2], self.network.weight.clone()
-        losses = [
-            info_nce(view, target, negatives, temperature=temperature)
-            for view, target in _pair_with_targets(student, teacher, same_views)
-        ]
-        return torch.stack(losses).mean()
 
     def after_step(self, momentum: float) -> None:
         """Let the teacher's copy of the subnetworks follow them."""

@@ -201,11 +201,16 @@ class OwnViews(nn.Module):
         return torch.stack(views)  # (M, n, 3, size, size)
 
     def _make_view(self, images: Tensor, sizes: Tensor | None, seeds: list[int]) -> Tensor:
-        if self.one_by_one:
-            return self._accept(torch.stack(list(self._transform_each(images, sizes, seeds))))
-        _seed_everything(seeds[0], images.device)
-        arguments = (images, sizes) if self.takes_sizes else (images,)
-        return self._accept(self._call(*arguments), len(images))
+        if not self.one_by_one:
+            _seed_everything(seeds[0], images.device)
+            arguments = (images, sizes) if self.takes_sizes else (images,)
+            return self._accept(self._call(*arguments), len(images))
+        corners = [tuple(images.shape[-2:])] * len(images) if sizes is None else sizes.tolist()
+        made = []
+        for image, (height, width), seed in zip(images, corners, seeds, strict=True):
+            _seed_everything(seed, images.device)
+            made.append(self._accept_type(self._call(image[:, :height, :width])))
+        return self._accept(torch.stack(made))
 
     def _call(self, images: Tensor, *sizes: Tensor) -> Any:
         """Call the user's code; if it fails, add the shape of its input to the error."""
@@ -218,14 +223,6 @@ class OwnViews(nn.Module):
                 "behind torchvision.transforms.v2.ToPILImage in a v2.Compose."
             )
             raise
-
-    def _transform_each(
-        self, images: Tensor, sizes: Tensor | None, seeds: list[int]
-    ) -> Iterator[Tensor]:
-        corners = [tuple(images.shape[-2:])] * len(images) if sizes is None else sizes.tolist()
-        for image, (height, width), seed in zip(images, corners, seeds, strict=True):
-            _seed_everything(seed, images.device)
-            yield self._accept_type(self._call(image[:, :height, :width]))
 
     def _accept_type(self, found: Any) -> Tensor:
         if isinstance(found, list | tuple):

@@ -44,10 +44,7 @@ GRACE_SECONDS = 1.0
 class Interrupted(Exception):
     """A signal stopped the run, which has saved itself; ``advice`` says how to continue."""
 
-    def __init__(self, folder: Path, number: int, advice: str | None = None) -> None:
-        advice = (
-            advice or f"continue with: deepbregman pretrain --resume {shlex.quote(str(folder))}"
-        )
+    def __init__(self, number: int, advice: str) -> None:
         super().__init__(f"stopped by {name_signal(number)}; everything is saved, {advice}")
         self.signal_number = number
 
@@ -188,18 +185,14 @@ def explain_faults(config: Config, folder: Path) -> Iterator[None]:
             raise Fault(workers, command) from error
         if not is_out_of_memory(error):
             raise
-        raise UserError(_explain_memory(config, error)) from error
-
-
-def _explain_memory(config: Config, error: BaseException) -> str:
-    training = config.training
-    return (
-        f"out of memory ({first_line(error)}) with training.batch_size {training.batch_size} times "
-        f"{config.views.num_views} views of {config.view_size} px and encoder "
-        f"{config.encoder.name}: lower training.batch_size and raise training.accumulate "
-        f"({training.accumulate}) in proportion, lower views.relative_size, data.image_size or "
-        "divergence.num_subnetworks, or keep the images off the device with --data.resident no"
-    )
+        training = config.training
+        raise UserError(
+            f"out of memory ({first_line(error)}) with training.batch_size {training.batch_size} "
+            f"times {config.views.num_views} views of {config.view_size} px and encoder "
+            f"{config.encoder.name}: lower training.batch_size and raise training.accumulate "
+            f"({training.accumulate}) in proportion, lower views.relative_size, data.image_size or "
+            "divergence.num_subnetworks, or keep the images off the device with --data.resident no"
+        ) from error
 
 
 class Guard:

@@ -78,7 +78,7 @@ class Health:
                 encoder(centre_view(batch.images, batch.sizes, self.size))
                 for batch in self.batches.iterate(order, BATCH_SIZE)
             ]
-            h = _move_to_host(torch.cat(whole))
+            h = torch.cat(whole).cpu().double()  # every spectrum is exact there
             views = self._embed_views(encoder, order[: self.uniforms[0].shape[1]])
         if not (h.isfinite().all() and views.isfinite().all()):
             return {}
@@ -101,13 +101,8 @@ class Health:
         embedded = []
         for uniforms in self.uniforms:
             shown = self.views(batch.images, batch.sizes, uniforms.to(self.device))
-            embedded.append(_move_to_host(encoder(shown.flatten(0, 1))).view(*shown.shape[:2], -1))
-        return torch.cat(embedded)
-
-
-def _move_to_host(h: Tensor) -> Tensor:
-    """Return representations in double precision on the CPU, where every spectrum is exact."""
-    return h.float().cpu().double()
+            embedded.append(encoder(shown.flatten(0, 1)).view(*shown.shape[:2], -1))
+        return torch.cat(embedded).cpu().double()
 
 
 def judge(records: Sequence[Record]) -> dict[str, str]:

@@ -346,12 +346,13 @@ class Pretraining:
         found = measure_peak_memory(self.fabric.device)
         self.peak = {name: max(value, self.peak.get(name, 0.0)) for name, value in found.items()}
         images = (self.steps_per_epoch - offset) * settings.accumulate * settings.batch_size
+        diagnose = partial(diagnostics.diagnose, self.step_module, outputs)
         return {
             "epoch": epoch + 1,
             "step": self.step,
             **dict(zip(self.term_names, means, strict=True)),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
-            **run_together(self.fabric, partial(self._diagnose, outputs)),
+            **({} if self.guard.skipped_last else run_together(self.fabric, diagnose)),
             **({"skipped": self.steps_per_epoch - counted} if settings.skip_nonfinite else {}),
             "images_per_second": images / seconds,
             "views_per_second": images * self.views_per_image / seconds,
@@ -365,7 +366,7 @@ class Pretraining:
     def _leave(self, number: int, advice: str | None = None) -> NoReturn:
         if self.fabric.is_global_zero:
             again = f"continue with: {name_resume(self.config, self.run.path)}"
-            raise Interrupted(self.run.path, number, advice or again)
+            raise Interrupted(number, advice or again)
         raise ReportedElsewhere(128 + number)
 
     @contextmanager
@@ -398,12 +399,6 @@ class Pretraining:
         return (
             batch._replace(indices=indices) for batch, indices in zip(batches, places, strict=True)
         )
-
-    def _diagnose(self, outputs: StepOutputs) -> dict[str, float]:
-        """Measure the epoch's last batch, unless it was skipped."""
-        if self.guard.skipped_last:
-            return {}
-        return diagnostics.diagnose(self.step_module, outputs)
 
     def _warnings(self, record: Record) -> list[str]:
         words = []

@@ -158,21 +158,11 @@ class Muon(MomentumOptimiser):
                     alike = ([each[i] for i in places] for each in (some, theirs, velocities))
                     self._turn(*alike, rate=rate, momentum=group["momentum"])
             elif some:
-                self._descend(some, theirs, velocities, rate, group)
-
-    def _descend(
-        self,
-        weights: list[Tensor],
-        gradients: list[Tensor],
-        velocities: list[Tensor],
-        rate: Number,
-        group: dict[str, Any],
-    ) -> None:
-        if group["weight_decay"]:
-            gradients = list(torch._foreach_add(gradients, weights, alpha=group["weight_decay"]))
-        torch._foreach_mul_(velocities, group["momentum"])
-        torch._foreach_add_(velocities, gradients)
-        torch._foreach_sub_(weights, torch._foreach_mul(velocities, rate))
+                if group["weight_decay"]:
+                    theirs = list(torch._foreach_add(theirs, some, alpha=group["weight_decay"]))
+                torch._foreach_mul_(velocities, group["momentum"])
+                torch._foreach_add_(velocities, theirs)
+                torch._foreach_sub_(some, torch._foreach_mul(velocities, rate))
 
     def _turn(
         self,

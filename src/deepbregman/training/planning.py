@@ -142,19 +142,15 @@ def make_plan(
     plan.take(_choose_bank(plan.config, facts, steps), *_choose_schedule(plan.config, facts, steps))
     warning = ""
     if "training.epochs" not in given and length.value < wanted and 0 < steps < _USEFUL_STEPS:
-        warning = _warn_of_few(steps, facts.limit, seconds)
+        minutes = math.ceil(_SHORT_STEPS * seconds / _SPARE / 60)
+        enough_time = f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
+        warning = (
+            f"warning: {count_words(steps, 'step')} are too few to learn much, and "
+            f"{format_duration(facts.limit)} allows no more at this speed: --budget {enough_time} "
+            f"allows {_SHORT_STEPS:,}; if other programs keep the machine busy now, start again "
+            "later"
+        )
     return Plan(plan.config, tuple(plan.made), steps * seconds, enough, warning)
-
-
-def _warn_of_few(steps: int, limit: float, seconds: float) -> str:
-    """Say that the time is too short, and what would be enough."""
-    minutes = math.ceil(_SHORT_STEPS * seconds / _SPARE / 60)
-    budget = f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
-    return (
-        f"warning: {count_words(steps, 'step')} are too few to learn much, and "
-        f"{format_duration(limit)} allows no more at this speed: --budget {budget} allows "
-        f"{_SHORT_STEPS:,}; if other programs keep the machine busy now, start again later"
-    )
 
 
 class _Choices:
