@@ -167,7 +167,7 @@ def _annotate(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _hide_empty_default(annotation: Any, default: object) -> Any:
-    """Let the text of an option say what nothing means: "(default: )" does not."""
+    """Leave out "(default: )" in the help of an option whose default is empty."""
     if default is None or default == ():
         return Annotated[annotation, tyro.conf.arg(help_behavior_hint="")]
     return annotation

@@ -107,7 +107,13 @@ def prepare(
         progress=partial(progress, "checking files"),
     )
     if cache is not None:
-        _check_room(cache, source)
+        needed = sum(split.images.nbytes for split in source.splits.values()) + (1 << 20)
+        free = shutil.disk_usage(cache.parent).free
+        if needed > free:
+            raise UserError(
+                f"--cache {cache}: takes {needed / 1e9:,.1f} GB and {cache.parent} has "
+                f"{free / 1e9:,.1f} GB free; name a file on a larger disk, or lower --image-size"
+            )
     record = {"image_size": image_size, **_measure(source, skip_unreadable)}
     if cache is not None:
         from deepbregman.data.archives import write_archive
@@ -195,16 +201,6 @@ def _prepare_voc(
     dataset = DATASETS["voc"]
     counts = {split: count[0] for split, count in dataset.counts.items()}
     return {"images": counts, "num_classes": dataset.num_classes}
-
-
-def _check_room(cache: Path, source: "Source") -> None:
-    needed = sum(split.images.nbytes for split in source.splits.values()) + (1 << 20)
-    free = shutil.disk_usage(cache.parent).free
-    if needed > free:
-        raise UserError(
-            f"--cache {cache}: takes {needed / 1e9:,.1f} GB and {cache.parent} has "
-            f"{free / 1e9:,.1f} GB free; name a file on a larger disk, or lower --image-size"
-        )
 
 
 def _measure(source: "Source", skip_unreadable: bool) -> Record:

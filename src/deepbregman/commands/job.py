@@ -26,7 +26,7 @@ from deepbregman.training.callbacks import Callback
 from deepbregman.training.fabric import Fabric
 from deepbregman.training.faults import explain_faults
 from deepbregman.training.loggers import check_loggers
-from deepbregman.training.loop import Monitor, Pretraining
+from deepbregman.training.loop import Pretraining
 from deepbregman.training.notices import describe_job, describe_sharing, find_surprises, show_plan
 from deepbregman.training.planning import Facts, Plan, choose_image_size, make_plan, measure_step
 from deepbregman.training.processes import (
@@ -133,13 +133,10 @@ def train_run(
             tell(note)
         for words in (*describe_job(job, source, num_held_out, start, resuming), *sharing):
             say(console, words)
-
-        def build_monitor() -> Monitor | None:
-            if not fabric.is_global_zero:  # process 0 measures for all
-                return None
-            return build_knn_monitor(source.train, config, fabric.device)
-
-        run = job.fit(run_together(fabric, build_monitor), console, warns)
+        build = partial(build_knn_monitor, source.train, config, fabric.device)
+        # Process 0 measures for all.
+        monitor = run_together(fabric, build if fabric.is_global_zero else lambda: None)
+        run = job.fit(monitor, console, warns)
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
         tell(f"{len(skipped)} images could not be decoded and were replaced by others")

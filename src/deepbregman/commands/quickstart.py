@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from deepbregman.data import Split
 
+FIGURE = "quickstart.png"
 LABELS_PER_CLASS = 5
 DRAWS = 20
 FEW_LABEL_L2 = 1e-2
@@ -66,7 +67,7 @@ def show(run: Run, console: Console) -> None:
         few = format_spread(row["few_labels"], row["few_labels_deviation"], 1)
         rows.append((row["features"], f"{row['linear']:.1f}", few, f"{row['knn']:.1f}"))
     console.print(draw_rows("Accuracy on 500 test digits, %", columns, rows))
-    say(console, f"figure: {_name_figure(run)}")
+    say(console, f"figure: {run.path / FIGURE}")
     say(console, f"run:    {run.path}")
 
 
@@ -125,10 +126,6 @@ def _compute_features(run: Run, config: Config) -> dict[str, tuple[Labelled, Lab
     }
 
 
-def _name_figure(run: Run) -> Path:
-    return run.path / "quickstart.png"
-
-
 def _draw(run: Run, features: dict[str, tuple[Labelled, Labelled]]) -> None:
     """Draw the course of training, and the test digits as t-SNE maps before and after it."""
     import numpy as np
@@ -142,4 +139,4 @@ def _draw(run: Run, features: dict[str, tuple[Labelled, Labelled]]) -> None:
         plane = TSNE(random_state=0, init="pca", perplexity=30).fit_transform(points.numpy())
         maps.append(FeatureMap(f"t-SNE of test digits: {kind}", np.asarray(plane)))
     classes = [str(index) for index in range(1 + int(labels.max()))]
-    save_quickstart_figure(_name_figure(run), run.metrics(), maps, labels.numpy(), classes)
+    save_quickstart_figure(run.path / FIGURE, run.metrics(), maps, labels.numpy(), classes)

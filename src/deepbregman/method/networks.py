@@ -278,9 +278,9 @@ def build_encoder(
     if stem == "auto":
         stem = "thumbnail" if image_size <= LARGEST_THUMBNAIL else "standard"
     if name in RESNETS:
-        from .resnet import build_resnet  # loads torchvision, which others do not need
+        from .resnet import LAYERS, ResNet  # loads torchvision, which others do not need
 
-        resnet = build_resnet(name, stem)
+        resnet = ResNet(*LAYERS[name], stem)
         return Encoder(resnet, resnet.num_features, mean, deviation)
     small = _build_small()
     return Encoder(small, small.num_features, mean, deviation)

@@ -39,12 +39,7 @@ class ResNet(torchvision.models.ResNet):  # type: ignore[misc]  # torchvision is
         return self.avgpool(found).flatten(1), maps
 
 
-def build_resnet(name: str, stem: str) -> ResNet:
-    """Build a network by its name."""
-    return ResNet(*_LAYERS[name], stem)
-
-
-_LAYERS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
+LAYERS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
     "resnet18": (BasicBlock, (2, 2, 2, 2)),
     "resnet34": (BasicBlock, (3, 4, 6, 3)),
     "resnet50": (Bottleneck, (3, 4, 6, 3)),

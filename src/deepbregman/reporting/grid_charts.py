@@ -52,11 +52,6 @@ LOG_RATIO = 20.0
 """An axis whose ends lie further apart than this is logarithmic."""
 
 
-def is_grid(record: Record) -> bool:
-    """Whether ``results.json`` is of a study of arms and seeds."""
-    return "arms" in record and "study" in record
-
-
 def is_of_methods(results: Record) -> bool:
     """Whether the arms are methods, alone and with the divergence."""
     return bool(results["study"].get("with_divergence"))
@@ -170,9 +165,15 @@ def _draw_arms(results: Record, key: str) -> Figure | None:
     caption = _caption_means(points, printed)
     if kind == "bars" and any(point["beyond"] for point in points):
         caption += "; * not in the paper"
-    draw = {"line": _draw_line, "bars": _draw_bars, "drops": _draw_drops}[kind]
-    study = results["study"]
-    chart = draw(points, printed, study.get("reference"), study["x_label"])
+    study, reference = results["study"], results["study"].get("reference")
+    if kind == "line":
+        chart = _draw_line(points, printed, reference, study["x_label"])
+    elif kind == "bars":
+        chart = _draw_bars(points, printed, reference)
+    else:  # what each series loses, step by step
+        series, zero = list(dict.fromkeys(point["arm"] for point in points)), [{"value": 0}]
+        colour, words = _encode_series(points), _TOOLTIP
+        chart = draw_dots(points, "x", colour, words, unit="points", arms=series, levels=zero)
     spec = specify(chart, study["title"], f"{unit}; {caption}")
     return Figure(f"{key}-arms", as_sentence(unit), caption, spec)
 
@@ -329,9 +330,7 @@ def _draw_line(
     return alt.layer(*layers).properties(width=WIDTH, height=260)
 
 
-def _draw_bars(
-    points: list[Record], printed: list[Record], reference: str | None, x_label: str
-) -> Any:
+def _draw_bars(points: list[Record], printed: list[Record], reference: str | None) -> Any:
     """Draw a dot with its deviation for each arm; the mean of the reference goes through all."""
     groups = dict.fromkeys(point["arm"] for point in points if point["name"] != reference)
     for point in points:
@@ -342,15 +341,6 @@ def _draw_bars(
     levels = [{"value": point["value"]} for point in points if point["name"] == reference]
     colour = _encode_series(points)
     return draw_dots(points, "label", colour, _TOOLTIP, levels=levels, printed=printed)
-
-
-def _draw_drops(
-    points: list[Record], printed: list[Record], reference: str | None, x_label: str
-) -> Any:
-    """Draw what each series loses, step by step."""
-    series, colour = list(dict.fromkeys(point["arm"] for point in points)), _encode_series(points)
-    levels = [{"value": 0}]
-    return draw_dots(points, "x", colour, _TOOLTIP, unit="points", arms=series, levels=levels)
 
 
 def _draw_pairs(results: Record, key: str) -> Figure | None:

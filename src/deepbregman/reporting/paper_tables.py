@@ -67,11 +67,6 @@ MAIN = {
 """Quantities in the figure of differences and the tables in short."""
 
 
-def has_quantities(record: Record) -> bool:
-    """Whether ``results.json`` is of the study ``tables``."""
-    return "quantities" in record
-
-
 def tabulate_quantities(results: Record, prefix: str = "") -> list[Table]:
     """Make the tables of a record: quantities in rows, arms in columns, differences after them."""
     tables = []
@@ -241,16 +236,15 @@ def save_tables(folder: Path, results: Record) -> None:
                 file.write(text.encode())
     with replace_file(folder / "tables.md") as file:
         file.write("\n\n".join(to_markdown(table) for table in tables).encode() + b"\n")
-    if results["quantities"]:
-        write_csv(folder / "quantities.csv", list(_flatten(results)))
-
-
-def _flatten(results: Record) -> Iterable[Record]:
     keys = ("data", "trained_on", "protocol", "variant", "metric", "num_train", "num_test")
-    for quantity in results["quantities"]:
-        for arm, summary in quantity["arms"].items():
-            kept = {key: summary[key] for key in ("mean", "deviation", "n")}
-            yield {**{key: quantity[key] for key in keys}, "arm": arm, **kept}
+    rows = [
+        {key: quantity[key] for key in keys}
+        | {"arm": arm, **{key: summary[key] for key in ("mean", "deviation", "n")}}
+        for quantity in results["quantities"]
+        for arm, summary in quantity["arms"].items()
+    ]
+    if rows:
+        write_csv(folder / "quantities.csv", rows)
 
 
 def _choose_main(results: Record) -> list[Record]:

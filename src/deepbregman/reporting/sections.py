@@ -15,9 +15,9 @@ from deepbregman.runs import Record, read_json
 
 from .charts import Figure, as_sentence, slug
 from .comparison import Comparison
-from .grid_charts import describe_budget, describe_diverged, draw_study, format_epochs, is_grid
+from .grid_charts import describe_budget, describe_diverged, draw_study, format_epochs
 from .grid_tables import tabulate_study
-from .paper_tables import draw_differences, has_quantities, tabulate_quantities
+from .paper_tables import draw_differences, tabulate_quantities
 from .published import CAVEAT, is_on_test_images, list_published_series
 from .records import RunGroup, RunRecord, group_runs, refuse_links
 from .searches import count_trials, draw_search, tabulate_trials
@@ -97,9 +97,9 @@ def read_study(path: Path) -> StudySection:
     records = {n: read_json(path / n) for n in STUDY_FILES if (path / n).is_file()}
     results, trials = records.get("results.json"), records.get("trials.json")
     try:
-        if results is not None and has_quantities(results):
+        if results is not None and "quantities" in results:
             _add_paper_tables(study, results)
-        elif results is not None and is_grid(results):
+        elif results is not None and {"arms", "study"} <= results.keys():
             _add_grid(study, path, results)
         elif trials is not None:
             _add_search(study, trials)
