@@ -144,10 +144,7 @@ def explain_workers(error: BaseException) -> str | None:
 
 
 def explain_error(error: BaseException) -> tuple[str, int] | None:
-    """Return the words and the exit code for what is no fault of the program, else None.
-
-    The words are empty when another process has them.
-    """
+    """Return words (none if another process has them) and exit code of what is no fault of ours."""
     if isinstance(error, ReportedElsewhere):
         return "", error.code
     if isinstance(error, UserError):

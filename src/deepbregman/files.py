@@ -235,11 +235,7 @@ def create_csv(path: Path, rows: Sequence[Record], columns: Sequence[str] = ()) 
 
 
 def find_user_cache(kind: str) -> Path:
-    """Return the folder of the user's cache for one kind of files; it need not exist.
-
-    Raises:
-        RuntimeError: When there is no home folder.
-    """
+    """Return the user's cache folder for a kind of files; RuntimeError if there is no home."""
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     return (Path(base) if base else Path.home() / ".cache") / "deepbregman" / kind
 

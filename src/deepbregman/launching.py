@@ -222,10 +222,7 @@ def _make_environments(devices: int, nodes: int) -> list[dict[str, str]]:
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait until all have ended; return the index of the process that caused a failure.
-
-    Once one has failed, wait no longer than the grace.
-    """
+    """Wait until all have ended, or some time after a failure; return the index of its cause."""
     deadline, cause = float("inf"), None
     while True:
         running = any(process.poll() is None for process in started)

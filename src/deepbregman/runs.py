@@ -139,10 +139,7 @@ def hash_source_tree(folder: Path = Path(__file__).parent) -> str:
 
 
 def _find_commit(source: str) -> str | None:
-    """Return the commit that the package runs from, marked if the package was changed since.
-
-    None where there is no repository, as in an installed package or a copied folder.
-    """
+    """Return the commit that the package runs from, marked if changed since; None without one."""
     here = Path(__file__).parent
     if not any((folder / ".git").exists() for folder in here.parents):
         return None

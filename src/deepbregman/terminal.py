@@ -106,10 +106,7 @@ def progress_bars(console: Console, says_loading: bool = False) -> Iterator[Repo
 
 
 def open_lasting_console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """Return a console for long work and for errors.
-
-    It does not fail when a pipe is closed, a terminal is gone, or the disk of a log is full.
-    """
+    """Return a console that does not fail when its pipe, terminal or disk is gone."""
     stream = sys.stderr if stderr else sys.stdout
     if stream is None:  # closed by the program that started this one
         return Console(stderr=stderr, quiet=True)

@@ -202,12 +202,7 @@ def _choose_settings(
 
 
 def _try_parts(config: Config, own: OwnParts, resuming: bool) -> str | None:
-    """Build the encoder once, so that an error comes before the images are read.
-
-    Returns:
-        The origin of the weights that it starts from; None of random ones, and of a run that goes
-        on.
-    """
+    """Build the encoder before images are read; return the origin of its weights, if any."""
     own.check(config)
     check_loggers(config)
     with torch.random.fork_rng(devices=[]):

@@ -315,10 +315,7 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
 
 
 def typical_side(spec: str) -> int:
-    """Return the median of the shorter sides of a source's training images, in pixels.
-
-    Of files, the headers of a sample are read.
-    """
+    """Return the median shorter side of a source's training images; of files, of a sample."""
     import numpy as np
 
     from deepbregman.data.images import StoredImages

@@ -254,10 +254,7 @@ def _label_by_folder(tree: Tree, classes: Iterable[str]) -> Files:
 def _label_by_table(
     found: Mapping[str, Path], table: Path, rows: Iterable[tuple[int, str, int]]
 ) -> Files:
-    """Label images, by their names in a table that must name each of them exactly once.
-
-    A row of the table is given as the number of its line, the name and the label.
-    """
+    """Label images by the lines of a table (number, name, label), which names each image once."""
     labels: dict[str, int] = {}
     for number, name, label in rows:
         if name not in found:

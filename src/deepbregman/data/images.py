@@ -320,10 +320,7 @@ class Source:
 
     @property
     def has_unequal_classes(self) -> bool:
-        """Whether accuracy is to be balanced over the classes as well.
-
-        It is where the largest class has over ten times the training images of the smallest.
-        """
+        """Whether the largest class has over ten times the training images of the smallest."""
         if self.train.labels is None:
             return False
         counts = torch.unique(self.train.labels, return_counts=True)[1]

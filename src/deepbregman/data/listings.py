@@ -155,10 +155,7 @@ def frame_store(store: Store, image_size: int, skip_unreadable: bool = False) ->
 
 
 def find_median_side(places: Sequence[ImagePlace]) -> int:
-    """Return the median of the shorter sides of a sample of images, in pixels.
-
-    Only headers are read; images that cannot be read do not count.
-    """
+    """Return the median of the shorter sides of a sample of images, of those that can be read."""
     sizes = map_files(read_size, [places[i] for i in spread_places(len(places), _SAMPLE)])
     sides = sorted(min(size) for size in sizes if not isinstance(size, UnreadableImage))
     if not sides:

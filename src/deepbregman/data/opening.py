@@ -66,11 +66,7 @@ def split_for_monitor(train: Split, config: Config) -> tuple[Tensor, Tensor]:
 
 
 def select_images(source: Source, kept: Tensor, labelled: bool = False) -> Images:
-    """Join the training images that are not held out with a source's unlabelled ones.
-
-    Args:
-        labelled: leave the unlabelled ones out, for a method that learns from labels.
-    """
+    """Join training images that are not held out with unlabelled ones, unless ``labelled``."""
     everything = len(kept) == len(source.train)
     images = source.train.images if everything else source.train.images.select(kept)
     if labelled or source.unlabelled is None:

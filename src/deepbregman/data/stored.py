@@ -91,10 +91,7 @@ def group_by_split(path: Path, parts: Sequence[Path]) -> dict[str, list[Path]]:
 def number_labels(
     splits: Sequence[Sequence[str | int] | None], names: Sequence[str] | None = None
 ) -> tuple[list[npt.NDArray[np.int64] | None], tuple[str, ...] | None]:
-    """Turn the labels of some splits into numbers from 0, and name the classes.
-
-    Whole numbers stay as they are; texts are numbered in their order.
-    """
+    """Number the labels of some splits from 0, texts in their order, and name the classes."""
     known: set[str | int] = {label for labels in splits if labels is not None for label in labels}
     if not known:
         return [None for _ in splits], None

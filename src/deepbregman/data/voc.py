@@ -107,10 +107,7 @@ def open_voc(root: Path | str) -> Voc:
 
 
 def find_devkit(root: Path) -> Path:
-    """Return the folder of the years: VOCdevkit in ``root``, or ``root`` if it has a year itself.
-
-    Where there is neither, VOCdevkit in ``root``, which is where it belongs.
-    """
+    """Return the folder of the years: ``root`` if it holds one, else VOCdevkit in it."""
     inside = root / "VOCdevkit"
     return root if not inside.is_dir() and any(root.glob("VOC20??")) else inside
 

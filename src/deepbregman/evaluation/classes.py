@@ -40,10 +40,7 @@ def sum_classes(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 def divergence_to(scores: Tensor, distributions: Tensor, smoothing: float) -> Tensor:
-    """Return ``D(image || distribution)`` (N, C), in float64 and a part at a time.
-
-    A distribution is given by its mean scores: ``distributions`` are (C, K).
-    """
+    """Return ``D(image || distribution)`` (N, C); distributions are their mean scores (C, K)."""
     diverge = prepare_targets(distributions, smoothing)
     return torch.cat([diverge(part) for part in split_rows(scores)])
 

@@ -330,10 +330,7 @@ def cluster_images(
     out: Path | None,
     progress: ReportProgress = ignore_progress,
 ) -> Clustering:
-    """Group images without labels; with labels, also measure how the groups agree with them.
-
-    The arguments are those of :func:`deepbregman.cluster`.
-    """
+    """Group images; with labels, also measure the agreement; see :func:`deepbregman.cluster`."""
     methods = opened.choose_measures(by, tuple(METHODS))
     gallery = open_gallery(opened, split, progress)
     num_classes = 0 if gallery.labels is None else len(torch.unique(gallery.labels))

@@ -279,10 +279,7 @@ def _cluster(representation: Tensor, count: int, seed: int) -> npt.NDArray[np.in
 
 
 def find_winners(scores: Tensor) -> Winners:
-    """Collect for each subnetwork, of scores (N, K), how often it wins and what it scores highest.
-
-    Those that win most often come first.
-    """
+    """Collect the wins of each subnetwork, the most first, and what each scores highest."""
     winner = scores.argmax(dim=1)
     wins = torch.bincount(winner, minlength=scores.shape[1])
     chosen = wins.argsort(descending=True, stable=True)[:MOST_SUBNETWORKS]

@@ -62,10 +62,7 @@ class FeatureCache:
 
     @classmethod
     def of(cls, run: Path, model: Model, image_size: int, device: torch.device) -> "FeatureCache":
-        """Open the cache in a run's folder; nothing is written yet.
-
-        The last bits of features depend on the device that computes them.
-        """
+        """Open the cache in a run's folder for one kind of device; nothing is written yet."""
         folder = run / FOLDER
         refuse_link(folder)
         settings = {"image_size": image_size, "device": device.type, "versions": list_versions()}
@@ -88,11 +85,7 @@ class FeatureCache:
             self._save(self._path(images), tensors)
 
     def keep(self, name: str, compute: Callable[[], Tensor], *parts: bytes) -> Tensor:
-        """Return what was computed from features before, or compute it and cache it.
-
-        Args:
-            parts: all that it depends on, besides the networks.
-        """
+        """Return what was computed from features and ``parts`` before, or compute and cache it."""
         path = self.folder / f"{self.networks}-{name}-{digest(self.settings.encode(), *parts)}.pt"
         found = self._load(path).get(name)
         if found is None:

@@ -58,10 +58,7 @@ class LoadedRun:
         return FeatureCache.of(self.run.path, self.model, size, self.device)
 
     def has_data_changed(self, source: Source) -> bool | None:
-        """Whether the run's own dataset has changed since pretraining; if so, print a note.
-
-        None where the fingerprint of pretraining is not known.
-        """
+        """Whether the run's dataset has changed since pretraining, with a note; None if unknown."""
         if self.data_fingerprint is None:
             return None
         kept, _ = split_for_monitor(source.train, self.config)

@@ -130,10 +130,7 @@ def knn_accuracy(
     temperature: float = 0.1,
     num_classes: int | None = None,
 ) -> float:
-    """Return the accuracy, in per cent, of the weighted cosine kNN classifier.
-
-    For several k, search once with `cosine_neighbours` and call `vote` for each.
-    """
+    """Return the accuracy, in per cent, of the weighted cosine kNN classifier for one k."""
     if num_classes is None:
         num_classes = 1 + int(max(query_labels.max(), bank_labels.max()))
     neighbours = cosine_neighbours(queries, bank, k)

@@ -27,10 +27,7 @@ from .predicting import KINDS, Prediction, predict_labels, suggest_images
 def draw_images(
     opened: OpenedRun, count: int, seed: int, *, with_pixels: bool
 ) -> dict[str, Pixels | None]:
-    """Draw images at random: their names, and pixels if asked for.
-
-    The order is random too, so that the first few are also a random sample.
-    """
+    """Draw images in random order: their names, and pixels if asked for."""
     gallery = open_gallery(opened, "all")
     names = gallery.names
     generator = torch.Generator().manual_seed(derive_seed(seed, "images to label"))

@@ -34,10 +34,7 @@ Distance = Callable[[Features], Tensor]
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
-    """Return the area under the ROC curve, in per cent; a tie counts half.
-
-    ``inside`` are distances (N,) of images of the training kind, ``outside`` (M,) of others.
-    """
+    """Return the AUROC, in per cent, of distances (N,) of usual images and (M,) of others."""
     from sklearn.metrics import roc_auc_score
 
     distances = torch.cat([inside, outside]).double().cpu()
@@ -48,10 +45,7 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
 def mahalanobis_to(
     features: Tensor, labels: Tensor, num_classes: int
 ) -> Callable[[Tensor], Tensor]:
-    """Return the squared Mahalanobis distance to the nearest class (Lee et al., 2018).
-
-    All classes share one covariance. With one class this is the distance to a Gaussian.
-    """
+    """Return the squared distance to the nearest class, of one covariance (Lee et al., 2018)."""
     rows = features.double()
     means = class_means(rows, labels, num_classes)  # (C, d)
     rows = rows - means[labels]

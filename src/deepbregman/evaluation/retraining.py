@@ -190,10 +190,7 @@ def from_encoder(labelled: LabelledFeatures, seed: int) -> tuple[nn.Module, int]
 
 
 def from_projection(labelled: LabelledFeatures, seed: int) -> tuple[nn.Module, int]:
-    """Start from the encoder and the projection's first layer, as SimCLR-v2 does.
-
-    That is all up to the projection's first activation: Linear, batch norm, ReLU.
-    """
+    """Start from the encoder and the projection up to its first activation, as SimCLR-v2 does."""
     encoder, _ = from_encoder(labelled, seed)
     layers = list(copy.deepcopy(labelled.model.projection).children())
     last = next(i for i, layer in enumerate(layers) if isinstance(layer, nn.ReLU))
@@ -293,10 +290,7 @@ def check_transfer(evaluation: Evaluation) -> None:
 
 
 def transfer(evaluation: Evaluation) -> list[Record]:
-    """Evaluate on another dataset: frozen, fine-tuned on all labels, and without pretraining.
-
-    Its images are resized to the size of the run's.
-    """
+    """Evaluate on another dataset: frozen, fine-tuned on all labels, and without pretraining."""
     labelled, epochs = evaluation.labelled, evaluation.options.epochs or EPOCHS
     starts: dict[str, Start] = {"fine-tuned": from_encoder}
     if evaluation.references:

@@ -187,10 +187,7 @@ def _read_query(query: _Query) -> Pixels:
 
 
 def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex | None:
-    """Collect what searches in a gallery need.
-
-    None if its images are not files of a folder, or too many for an index that is kept.
-    """
+    """Collect what searches in a gallery need; None if its images are not files, or too many."""
     known = {name: _list_names(part.split) for name, part in gallery.parts.items()}
     files = [os.path.abspath(file) for names in known.values() for file in names.files]
     if len(files) < len(gallery.names):

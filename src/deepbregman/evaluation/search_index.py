@@ -200,10 +200,7 @@ def _read_picture(path: Path, side: int) -> Pixels:
 
 
 def name_index(run: Run, data: str | None, **options: object) -> str | None:
-    """Return the digest of all that answers depend on; None for data that has no index.
-
-    Of the options of the search, those are given that answers depend on.
-    """
+    """Return the digest of all that answers depend on; None for data that has no index."""
     try:
         dataset, path = find_source(data or run.config.data.source)
         if dataset is not None or is_stored(path) or not path.is_dir():
@@ -268,10 +265,7 @@ def read_index(run: Run, key: str) -> SearchIndex | None:
 def answer_by_index(
     run: Run, key: str, queries: Sequence[str], *, data: str | None, k: int, by: Sequence[str]
 ) -> list[Answer] | None:
-    """Answer queries by the index that an earlier search has kept; None if it cannot.
-
-    It answers what it can, and leaves errors of the user to the search that loads the run.
-    """
+    """Answer queries by a kept index; None if it cannot, and for errors of the user."""
     index = read_index(run, key)
     if index is None:
         return None

@@ -35,11 +35,7 @@ class BarlowTwins(Objective, settings=BarlowTwinsSettings):
 
 
 def redundancy(z1: Tensor, z2: Tensor, off_diagonal: Tensor | float) -> Tensor:
-    """Squared distance of the cross-correlation matrix of two views (N, d) from the identity.
-
-    Args:
-        off_diagonal: weight of the entries outside the diagonal.
-    """
+    """Squared distance of the cross-correlation of two views (N, d) from the identity."""
     first, second = (F.batch_norm(z, None, None, training=True) for z in (z1, z2))
     correlation = first.T @ second / len(z1)  # (d, d)
     diagonal = correlation.diagonal()

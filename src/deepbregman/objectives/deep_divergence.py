@@ -15,10 +15,7 @@ FORMS = {"max": divergence, "smooth": soft_divergence, "moment": moment_divergen
 
 
 class DeepDivergence(Objective, settings=DeepDivergenceSettings):
-    """Its own subnetworks score embeddings; images of one class are to diverge less than others.
-
-    They are nonlinear, with ReLU.
-    """
+    """Its own subnetworks, with ReLU, score embeddings; images of one class are to diverge less."""
 
     def __init__(
         self, settings: DeepDivergenceSettings, encoder: Encoder, widths: EncoderSettings

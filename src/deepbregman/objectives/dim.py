@@ -82,10 +82,7 @@ def jensen_shannon(z: Tensor, places: Tensor) -> Tensor:
 
 
 def info_nce_of_places(z: Tensor, places: Tensor) -> Tensor:
-    """Cross-entropy of each of an image's own places among it and all places of other images.
-
-    ``z`` is (N, d), ``places`` (N, P, d).
-    """
+    """Cross-entropy of each of an image's places (N, P, d) among it and the places of others."""
     return nce_of_scores(*score_places(z, places))
 
 

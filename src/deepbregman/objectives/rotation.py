@@ -29,11 +29,7 @@ class RotationTerm(nn.Module):
         self.weights = {"rotation": settings.weight}
 
     def forward(self, objective: Objective, small: Tensor, gather: Gather) -> dict[str, Tensor]:
-        """Compute the cross-entropy of the turns.
-
-        Args:
-            small: (M, n, 3, S, S) small views of this process's images.
-        """
+        """Compute the cross-entropy of the turns of this process's views (M, n, 3, S, S)."""
         turned = torch.stack([view.rot90(turn, (-2, -1)) for turn, view in enumerate(small)])
         with objective.autocast():
             h: Tensor = objective.encoder(turned.flatten(0, 1))

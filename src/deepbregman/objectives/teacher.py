@@ -64,12 +64,7 @@ def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
 
 
 def momentum_at(momentum: float, schedule: str, progress: float, final: float = 1.0) -> float:
-    """Return the momentum after a share of the training steps.
-
-    Args:
-        momentum: at the start.
-        schedule: ``constant``, or ``cosine``: rises to ``final`` at the end.
-    """
+    """Return the momentum after a share of training; a ``cosine`` schedule rises to ``final``."""
     if schedule == "constant":
         return momentum
     return final - (final - momentum) * (1.0 + math.cos(math.pi * progress)) / 2.0

@@ -210,10 +210,7 @@ def _format_field(value: Any) -> str:
 
 
 def collect_metrics(groups: Sequence[RunGroup]) -> "pd.DataFrame":
-    """Return a row for each run and epoch: ``arm``, ``run``, ``epoch`` and every metric there is.
-
-    What is no finite number is missing.
-    """
+    """Return a row for each run and epoch: ``arm``, ``run``, ``epoch`` and every finite metric."""
     import pandas as pd
 
     rows = [

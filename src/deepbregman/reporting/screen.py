@@ -78,10 +78,7 @@ def _draw_many_metrics(rows: Sequence[Record], title: str) -> Table:
 
 
 def draw_evaluation_table(rows: Sequence[Record], title: str) -> Table:
-    """Draw a line for each variant, a column for each metric.
-
-    A mean over several seeds is written with the sample's deviation.
-    """
+    """Draw a line for each variant, a column for each metric; means of seeds have a deviation."""
     lines: dict[tuple[str, ...], dict[str, Record]] = {}
     for row in rows:
         kind = (row["protocol"], row["variant"], row["data"])

@@ -396,10 +396,7 @@ class TrialQueue(Queue):
 
 
 def work(queue: Queue, worker: Worker, command: str) -> Record:
-    """Run trials until all are done, together with other processes.
-
-    Waits for the trials of other processes, in case one of them dies.
-    """
+    """Run trials until all are done, also those that other processes leave when they die."""
     is_waiting = False
     try:
         # Training has handlers of its own.

@@ -26,10 +26,7 @@ FindPredictions = Callable[[str, int, str], "Predictions | None"]
 
 
 def summarise_arms(rows: Sequence[Record]) -> list[Record]:
-    """Summarise every metric of every arm over its seeds, in the order of the rows.
-
-    A diverged seed has no accuracy; it is only counted.
-    """
+    """Summarise every metric of every arm over its seeds; diverged seeds are only counted."""
     arms: dict[str, list[Record]] = {}
     for row in rows:
         arms.setdefault(row["arm"], []).append(row)

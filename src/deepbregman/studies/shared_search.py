@@ -153,10 +153,7 @@ def find_first_attempt(trial: optuna.Trial | FrozenTrial) -> int:
 
 
 class SharedSearch:
-    """A search that several processes share: no trial is lost, and none is counted twice.
-
-    ``total`` is the number of trials of all workers together.
-    """
+    """A search of ``total`` trials that processes share: none is lost, and none counted twice."""
 
     def __init__(self, study: optuna.Study, total: int) -> None:
         self.study, self.total = study, total

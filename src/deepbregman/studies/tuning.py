@@ -69,10 +69,7 @@ def run_search(
     console: Console | None = None,
     entry: Search | None = None,
 ) -> StudyResult:
-    """Search until the trials are done, together with other processes on the same storage.
-
-    A search that has begun knows its recipe. It may be an entry of the catalogue.
-    """
+    """Search until the trials are done, together with other processes on the same storage."""
     console = console or Console(quiet=True)
     become_worker()
     pick_device(options.accelerator)
@@ -298,10 +295,7 @@ def list_trials(study: optuna.Study) -> list[Record]:
 
 
 def measure_importance(study: optuna.Study) -> dict[str, float] | None:
-    """Return each field's share of the variance of the values, by functional ANOVA.
-
-    None if there are too few trials, or if all have the same value.
-    """
+    """Return each field's share of the variance of the values (fANOVA); None if not known."""
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if len(complete) < LEAST_FOR_IMPORTANCE:
         return None

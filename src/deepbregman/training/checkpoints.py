@@ -291,10 +291,7 @@ class FoundCheckpoint(NamedTuple):
 
 
 def find_checkpoint(run: Run) -> FoundCheckpoint | None:
-    """Read the last checkpoint, or the previous one where the last is damaged or gone.
-
-    None if the run has not saved yet.
-    """
+    """Read the last checkpoint, or the previous one if it is damaged or gone; None without any."""
     last, previous = run.last_checkpoint, run.previous_checkpoint
     reason = "it is missing"
     if last.exists():

@@ -106,10 +106,7 @@ class Health:
 
 
 def judge(records: Sequence[Record]) -> dict[str, str]:
-    """Say how training goes, by the records of all epochs so far: ``verdict`` and ``reason``.
-
-    Nothing without a measurement in the last record.
-    """
+    """Return ``verdict`` and ``reason`` by all records; nothing if the last has no measurement."""
     last = records[-1]
     if "rankme" not in last:
         return {}

@@ -189,10 +189,7 @@ class BackgroundLogger:
 
 
 class Loggers:
-    """All loggers of a run; a context, at whose end they have written what they will.
-
-    ``warn`` is called once for each that fails.
-    """
+    """All loggers of a run, until its block ends; ``warn`` is called once for each failure."""
 
     def __init__(self, run: Run, config: Config, warn: Callable[[str], None]) -> None:
         self.folder: Path = run.path

@@ -202,10 +202,7 @@ def map_trunk_names(detector: Detector) -> dict[str, str]:
 
 
 def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int:
-    """Copy every tensor of a trunk's state into a detector, check that it arrived, and count them.
-
-    If one does not fit or is missing, it is an error that names it.
-    """
+    """Copy a trunk's state into a detector, check that it arrived, and count its tensors."""
     names, mine = map_trunk_names(detector), detector.state_dict()
     expected = {name: mine[place] for name, place in names.items()}
     problems = checkpoints.list_misfits(expected, state)
