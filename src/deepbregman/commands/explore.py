@@ -155,14 +155,18 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
         return Column(title, np.array(values), names, has_none)
 
     columns = []  # the map is coloured by the first
-    if found.given is not None:
-        if any(found.given.labels):
-            columns.append(category("predicted label", found.given.labels))
-        if found.given.probabilities is not None:
-            columns.append(Column("confidence", np.array(found.given.probabilities)))
-        if any(found.given.wanted):
+    given, labels, suggested = found.given, {}, []
+    if given is not None:
+        if any(given.labels):
+            columns.append(category("predicted label", given.labels))
+        if given.probabilities is not None:
+            columns.append(Column("confidence", np.array(given.probabilities)))
+        if any(given.wanted):
             kinds = ("others", "yes")
-            columns.append(Column("label next", np.array(found.given.wanted), kinds, has_none=True))
+            columns.append(Column("label next", np.array(given.wanted), kinds, has_none=True))
+        suggested = [place for place, was_suggested in enumerate(given.suggested) if was_suggested]
+        pairs = enumerate(zip(given.labels, given.by_user, strict=True))
+        labels = {place: label for place, (label, known) in pairs if known and label is not None}
     if found.classes is not None:
         columns.append(category("class", list(found.classes)))
     numbers = tuple(map(str, range(int(found.clusters.max()) + 1)))
@@ -178,15 +182,6 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
     neighbours = tuple(
         Neighbours(TITLES[measure], *ranked) for measure, ranked in found.ranked.items()
     )
-    given = found.given
-    labels: dict[int, str] = {}
-    suggested: tuple[int, ...] = ()
-    if given is not None:
-        suggested = tuple(
-            place for place, is_suggested in enumerate(given.suggested) if is_suggested
-        )
-        pairs = enumerate(zip(given.labels, given.by_user, strict=True))
-        labels = {place: label for place, (label, known) in pairs if known and label is not None}
     facts = (f"{len(found.names):,} images of {data}", f"run {run.path}", f"by {found.map_method}")
     return Explorer(
         "Images as the encoder sees them",
@@ -197,5 +192,5 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
         neighbours,
         subnetworks,
         labels,
-        suggested,
+        tuple(suggested),
     )

@@ -112,8 +112,7 @@ class _Decoded(NamedTuple):
 
     slot: int
     """Where its images are."""
-    sizes: npt.NDArray[np.int64]
-    """(B, 2): height and width of each."""
+    sizes: npt.NDArray[np.int64]  # (B, 2): height and width of each
     broken: list[tuple[int, str]]
     """Index and message of each unreadable file; another replaces it, unless all are."""
 

@@ -29,8 +29,7 @@ Progress = Callable[[int, int], None]
 class ArrayImages:
     """Decoded images, all in frames of one size."""
 
-    pixels: Tensor
-    """uint8 (N, 3, H, W)."""
+    pixels: Tensor  # uint8 (N, 3, H, W)
     sizes: Tensor | None = None
     """int64 (N, 2): each true height and width, top left in zeros; None: all fill the frame."""
 
@@ -281,8 +280,7 @@ class Split:
     """Images of one split, with labels and names where there are any."""
 
     images: Images
-    labels: Tensor | None = None
-    """int64 (N,)."""
+    labels: Tensor | None = None  # int64 (N,)
     names: tuple[str, ...] | None = None
     """File names relative to the folder that was opened."""
 

@@ -39,8 +39,7 @@ class Index(NamedTuple):
 
     names: list[str]
     """``shard.tar/member`` of each image."""
-    shards: npt.NDArray[np.int64]
-    """(N,) the shard of each."""
+    shards: npt.NDArray[np.int64]  # (N,) the shard of each
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     labels: list[str] | None

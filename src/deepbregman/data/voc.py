@@ -38,8 +38,7 @@ class Objects(NamedTuple):
 
     boxes: Tensor
     """float32 (n, 4): left, top, right, bottom; from 0, the right and the bottom excluded."""
-    labels: Tensor
-    """int64 (n,): positions in CLASSES."""
+    labels: Tensor  # int64 (n,): positions in CLASSES
     difficult: Tensor
     """bool (n,): objects that count neither as found nor as missed."""
 

@@ -61,10 +61,8 @@ class Winners(NamedTuple):
     """(N,): the subnetwork with the highest score."""
     numbers: tuple[int, ...]
     wins: tuple[int, ...]
-    highest: npt.NDArray[np.int32]
-    """(S, T)."""
-    scores: npt.NDArray[np.uint8] | None
-    """(N, S)."""
+    highest: npt.NDArray[np.int32]  # (S, T)
+    scores: npt.NDArray[np.uint8] | None  # (N, S)
 
 
 class Given(NamedTuple):
@@ -86,8 +84,7 @@ class Exploration(NamedTuple):
     gallery: Gallery
     names: tuple[str, ...]
     classes: list[str | None] | None
-    points: npt.NDArray[np.float32]
-    """(N, 2)."""
+    points: npt.NDArray[np.float32]  # (N, 2)
     map_method: str
     clusters: npt.NDArray[np.int64]
     ranked: dict[str, Ranked]

@@ -53,8 +53,7 @@ class Labelling(Prediction):
 
     names: tuple[str, ...]
     classes: tuple[str, ...]
-    given: Tensor
-    """(N,) bool: labelled by the user."""
+    given: Tensor  # (N,) bool: labelled by the user
     suggested: Tensor
     """(N,) bool: labelled by the user because `label` had suggested it."""
     suggestions: list[Suggestion]

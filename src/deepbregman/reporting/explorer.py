@@ -66,8 +66,7 @@ class Explorer(NamedTuple):
     title: str
     facts: tuple[str, ...]
     names: tuple[str, ...]
-    points: npt.NDArray[np.float32]
-    """(N, 2)."""
+    points: npt.NDArray[np.float32]  # (N, 2)
     columns: tuple[Column, ...]
     neighbours: tuple[Neighbours, ...]
     subnetworks: Subnetworks | None

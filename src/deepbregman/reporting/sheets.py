@@ -35,8 +35,7 @@ SYSTEM_FONTS = (
 class Tile(NamedTuple):
     """An image with a few words below it."""
 
-    pixels: npt.NDArray[np.uint8]
-    """(H, W, 3)."""
+    pixels: npt.NDArray[np.uint8]  # (H, W, 3)
     title: str
     value: str = ""
     """Shown at the right of the title."""

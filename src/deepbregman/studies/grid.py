@@ -126,37 +126,31 @@ def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
     wall time of training, whatever else the machine did. ``images_per_second`` is the median over
     the last half of each run's epochs and ``peak_gigabytes`` the most in them, where recorded.
     """
-    costs: dict[str, Record] = {}
-    seconds: dict[str, list[float]] = {}
-    measured: dict[tuple[str, str], list[float]] = {}
+    trials: dict[str, list[Trial]] = {}
     for cell in cells:
-        config = cell.trial.config
+        trials.setdefault(cell.arm.name, []).append(cell.trial)
+    costs: dict[str, Record] = {}
+    for arm, mine in trials.items():
+        config, runs = mine[0].config, [Run.open(trial.folder) for trial in mine]
         settings, views = config.training, config.views.num_views
-        cost = costs.setdefault(
-            cell.arm.name,
-            {
-                "encoder": config.encoder.name,
-                "learning_rate": config.optimiser.learning_rate,
-                "epochs": settings.epochs,
-                "views_per_image": views,
-                "view_size": config.view_size,
-                "samples_per_step": settings.batch_size * settings.accumulate * views,
-                "steps": None,
-                "seconds": None,
-                **dict.fromkeys(MEASURED),
-            },
-        )
-        run = Run.open(cell.trial.folder)
-        rows = run.metrics()
+        results = [run.result() for run in runs]
+        trained = [result["pretrain"] for result in results if result.get("pretrain")]
+        costs[arm] = {
+            "encoder": config.encoder.name,
+            "learning_rate": config.optimiser.learning_rate,
+            "epochs": settings.epochs,
+            "views_per_image": views,
+            "view_size": config.view_size,
+            "samples_per_step": settings.batch_size * settings.accumulate * views,
+            "steps": trained[-1]["step"] if trained else None,
+            "seconds": summarise([each["seconds"] for each in trained]) if trained else None,
+        }
+        epochs = [run.metrics() for run in runs]
+        rows = [row for every in epochs for row in every[len(every) // 2 :]]
         for name in MEASURED:
-            values = measured.setdefault((cell.arm.name, name), [])
-            values += [row[name] for row in rows[len(rows) // 2 :] if is_number(row.get(name))]
+            values = [row[name] for row in rows if is_number(row.get(name))]
             summary = max if name == "peak_gigabytes" else median
-            cost[name] = summary(values) if values else None
-        trained = run.result().get("pretrain")  # none where it diverged
-        if trained:
-            seconds.setdefault(cell.arm.name, []).append(trained["seconds"])
-            cost |= {"steps": trained["step"], "seconds": summarise(seconds[cell.arm.name])}
+            costs[arm][name] = summary(values) if values else None
     return costs
 
 

@@ -377,30 +377,23 @@ def _compare_measures(
 
 def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:
     """Return the share of each class that is predicted right, linear, where classes are unequal."""
-    found: dict[tuple[str, int], dict[str, list[float]]] = {}
-    sizes: dict[tuple[str, int], int] = {}
-    names: dict[tuple[str, int], str] = {}
+    found: dict[tuple[str, int], Record] = {}
     for arm, _, run in runs:
-        config = run.config
+        source = run.config.data.source
         if not any(
             row["metric"] == "balanced" and row["protocol"] == "linear" for row in run.evaluations()
         ):
             continue
-        kept = KeptPredictions(run).find(config.data.source, "linear, cached features")
+        kept = KeptPredictions(run).find(source, "linear, cached features")
         if kept is None or kept.labels.max() >= MOST_CLASSES:
             continue
         for label in np.unique(kept.labels).tolist():
-            key, rows = (name_dataset(config.data.source), label), kept.labels == label
-            share = float(np.mean([classes[rows] == label for classes in kept.predicted]))
-            found.setdefault(key, {}).setdefault(arm, []).append(100.0 * share)
-            sizes[key] = int(rows.sum())
-            names[key] = kept.classes[label] if kept.classes else str(label)
-    return [
-        {
-            "data": key[0],
-            "class": names[key],
-            "num_test": sizes[key],
-            "arms": {arm: summarise(values) for arm, values in arms.items()},
-        }
-        for key, arms in sorted(found.items())
-    ]
+            data, images = name_dataset(source), kept.labels == label
+            name = kept.classes[label] if kept.classes else str(label)
+            about: Record = {"data": data, "class": name, "num_test": int(images.sum()), "arms": {}}
+            share = float(np.mean([classes[images] == label for classes in kept.predicted]))
+            arms = found.setdefault((data, label), about)["arms"]
+            arms.setdefault(arm, []).append(100.0 * share)
+    for row in found.values():
+        row["arms"] = {arm: summarise(values) for arm, values in row["arms"].items()}
+    return [row for _, row in sorted(found.items())]

@@ -32,8 +32,7 @@ class PredictedBoxes(NamedTuple):
 
     boxes: Tensor
     """(n, 4): left, top, right, bottom in pixels of the image."""
-    labels: Tensor
-    """(n,): positions in CLASSES."""
+    labels: Tensor  # (n,): positions in CLASSES
     scores: Tensor
 
 
