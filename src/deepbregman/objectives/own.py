@@ -225,15 +225,13 @@ class OwnViews(nn.Module):
             raise
 
     def _accept_type(self, found: Any) -> Tensor:
-        if isinstance(found, list | tuple):
-            raise UserError(
-                f"augment returned a {type(found).__name__}: it must return one tensor; it is "
-                "called once for each view"
-            )
         if not isinstance(found, Tensor):
+            advice = "leave out transforms that make PIL images"
+            if isinstance(found, list | tuple):
+                advice = "it is called once for each view"
             raise UserError(
-                f"augment returned a {type(found).__name__}: it must return a tensor, uint8 or "
-                "float in [0, 1]; leave out transforms that make PIL images"
+                f"augment returned a {type(found).__name__}: it must return one tensor, uint8 or "
+                f"float in [0, 1]; {advice}"
             )
         return found.as_subclass(Tensor)  # torchvision's own kinds of tensors stay outside
 

@@ -175,21 +175,12 @@ def _read_definition(folder: Path, study: Study) -> Record | None:
 
 def _merge_options(study: Study, options: StudyOptions, before: Record | None) -> dict[str, Any]:
     """Take each option as it is given, else from the folder, else its default."""
+    asked = {name: getattr(options, name) for name in ("recipe", *DEFAULTS)}
+    asked |= {"changes": join_changes(options), "values": list(map(read_value, options.values))}
     given: dict[str, Any] = {
-        "recipe": options.recipe,
-        "recipes": list(options.recipes),
-        "unequal": options.unequal,
-        "changes": join_changes(options),
-        "values": list(map(read_value, options.values)),
-        "evaluate_on": options.evaluate_on,
-        "linear_epochs": options.linear_epochs,
-        "seeds": options.seeds,
-        "only": list(options.only),
-    }
-    given = {
-        name: value
-        for name, value in given.items()
-        if value not in (None, [], {}) and value is not False
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asked.items()
+        if value not in (None, (), [], {}) and value is not False
     }
     if before is None:
         mine = {name: getattr(study, name) for name in ("recipe", "evaluate_on", "seeds")}
