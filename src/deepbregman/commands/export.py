@@ -32,7 +32,7 @@ class Format(NamedTuple):
     """What can be known of a format before torch is loaded."""
 
     suffix: str
-    needs: tuple[str, ...] = ()  # Packages
+    needs: tuple[str, ...] = ()  # packages
     encoders: tuple[str, ...] = ()
     """Names that it holds, or beginnings of names that end in a colon; none: all."""
 

@@ -154,7 +154,7 @@ class AutoRequest(NamedTuple):
     """The user's settings and budget for the recipe ``auto``."""
 
     given: Mapping[str, Any]
-    budget: float | None  # Seconds
+    budget: float | None  # seconds
 
 
 def read_request(

@@ -5,7 +5,7 @@ area under the ROC curve is the probability that an image of the other kind is f
 test image.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path, PurePath
 
@@ -34,7 +34,7 @@ Distance = Callable[[Features], Tensor]
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:
-    """Return the AUROC, in per cent, of distances (N,) of usual images and (M,) of others."""
+    """Return the AUROC, in per cent, of distances (N,) of the training kind and (M,) of others."""
     from sklearn.metrics import roc_auc_score
 
     distances = torch.cat([inside, outside]).double().cpu()
@@ -45,7 +45,7 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
 def mahalanobis_to(
     features: Tensor, labels: Tensor, num_classes: int
 ) -> Callable[[Tensor], Tensor]:
-    """Return the squared distance to the nearest class, of one covariance (Lee et al., 2018)."""
+    """Return the squared Mahalanobis distance to the nearest class (Lee et al., 2018)."""
     rows = features.double()
     means = class_means(rows, labels, num_classes)  # (C, d)
     rows = rows - means[labels]
@@ -126,9 +126,10 @@ def ood(evaluation: Evaluation) -> list[Record]:
     inside = {name: distance(labelled.test.features) for name, distance in distances.items()}
     rows: list[Record] = []
     for place, other in enumerate(settings.against, start=1):
+        splits: Iterable[Split]
         if other == NOISE:
             count, seeds = min(num_test, MOST_NOISE), evaluation.options.each_seed
-            splits = [draw_noise(count, config.data.image_size, seed) for seed in seeds]
+            splits = (draw_noise(count, config.data.image_size, seed) for seed in seeds)
         else:
             source = open_data(config, other)
             splits = [source.test or source.train]

@@ -159,7 +159,8 @@ class DivergenceTerm(nn.Module):
 
     def weight_at(self, step: int, steps_per_epoch: int) -> float:
         """Return the weight of the divergence at a step, counted from 0, while it warms up."""
-        return self.settings.weight * rise(self.settings.warmup_epochs, step, steps_per_epoch)
+        share = compute_warmup(self.settings.warmup_epochs, step, steps_per_epoch)
+        return self.settings.weight * share
 
     def is_warming_up(self, step: int, steps_per_epoch: int) -> bool:
         """Whether the weight changes at this step; once more at the end, to its full value."""
@@ -261,7 +262,7 @@ def count_usage(scores: Tensor) -> tuple[Tensor, Tensor]:
     return (wins > 0).sum(), entropy / torch.tensor(max(num_subnetworks, 2)).log()
 
 
-def rise(epochs: float, step: int, steps_per_epoch: int) -> float:
-    """Return the share of its full value that something which warms up has at a step, from 0."""
+def compute_warmup(epochs: float, step: int, steps_per_epoch: int) -> float:
+    """Return the factor of a linear warm-up over some epochs at a step, counted from 0."""
     steps = round(epochs * steps_per_epoch)
     return (step + 1) / steps if step < steps else 1.0

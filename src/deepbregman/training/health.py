@@ -78,7 +78,7 @@ class Health:
                 encoder(centre_view(batch.images, batch.sizes, self.size))
                 for batch in self.batches.iterate(order, BATCH_SIZE)
             ]
-            h = torch.cat(whole).cpu().double()  # every spectrum is exact there
+            h = torch.cat(whole).cpu().double()  # for exact spectra
             views = self._embed_views(encoder, order[: self.uniforms[0].shape[1]])
         if not (h.isfinite().all() and views.isfinite().all()):
             return {}

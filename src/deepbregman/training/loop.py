@@ -422,20 +422,18 @@ class Pretraining:
             return
         settings, epoch = self.config.training, record["epoch"]
         ends = epoch == settings.epochs
+        self.step_module.eval()
+        model = self.step_module.model.eval()
         if self.health is not None and epoch and (ends or epoch % settings.health_every == 0):
-            self.step_module.eval()
-            record |= self.health.measure(self.step_module.model.eval().encoder)
+            record |= self.health.measure(model.encoder)
             earlier = self.run.metrics()
             record |= judge([*earlier, record])
             ends = ends or (settings.stop_when_saturated and should_stop([*earlier, record]))
         due = settings.knn_every and epoch % settings.knn_every == 0
         if monitor is not None and (ends or due):
-            self.step_module.eval()
-            record |= monitor(self.step_module.model.eval())
+            record |= monitor(model)
         if self.callbacks:
-            self.step_module.eval()
             with torch.no_grad():
-                model = self.step_module.model.eval()
                 record |= collect_metrics(self.callbacks, record, model)
                 wishes = [callback.stop for callback in self.callbacks if callback.stop]
                 if wishes and not ends:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from deepbregman.config import Config, OptimiserSettings
 from deepbregman.method.bregman import Number
 from deepbregman.objectives import Group
-from deepbregman.objectives.divergence import rise
+from deepbregman.objectives.divergence import compute_warmup
 
 CLIPPED_TRUST = 0.02
 """Share of its norm by which a gradient may move a weight in the clipped form."""
@@ -319,7 +319,7 @@ def learning_rate(config: OptimiserSettings, step: int, steps_per_epoch: int, ep
     """
     warmup = round(config.warmup_epochs * steps_per_epoch)
     if step < warmup:
-        return config.learning_rate * rise(config.warmup_epochs, step, steps_per_epoch)
+        return config.learning_rate * compute_warmup(config.warmup_epochs, step, steps_per_epoch)
     if config.schedule == "cosine":
         progress = (step - warmup) / max(1, epochs * steps_per_epoch - warmup)
         return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
