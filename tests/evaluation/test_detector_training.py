@@ -37,17 +37,16 @@ SEED = 3
 def data(tmp_path) -> Detections:
     """Three photographs of noise, of different sizes, with one bright object each."""
     generator = np.random.default_rng(0)
-    paths, objects, sizes = [], [], []
+    paths, objects = [], []
     for index, (height, width) in enumerate([(48, 64), (64, 48), (56, 56)]):
         pixels = generator.integers(0, 120, (height, width, 3), dtype=np.uint8)
         pixels[8:40, 6:36] += 120
         paths.append(tmp_path / f"{index}.png")
         Image.fromarray(pixels).save(paths[-1])
-        sizes.append([height, width])
         box = torch.tensor([[6.0, 8.0, 36.0, 40.0]])
         objects.append(Objects(box, torch.tensor([index]), torch.tensor([index == 2])))
     names = ("a", "b", "c")
-    return Detections(tuple(paths), names, torch.tensor(sizes), tuple(objects))
+    return Detections(tuple(paths), names, tuple(objects))
 
 
 def a_detector() -> Detector:

@@ -50,8 +50,6 @@ class Detections:
     paths: tuple[Path, ...]
     names: tuple[str, ...]
     """Year and name of each, such as VOC2007/000005."""
-    sizes: Tensor
-    """int64 (N, 2): height and width as the files have them."""
     objects: tuple[Objects, ...]
 
     def __len__(self) -> int:
@@ -94,7 +92,8 @@ def open_voc(root: Path | str) -> Voc:
     pairs = [(devkit / year, name) for (year, _), names in entries.items() for name in names]
     photographs = _read_all(pairs)
     num_train = sum(len(names) for part, names in entries.items() if part != TEST)
-    train, test = _join(photographs[:num_train]), _join(photographs[num_train:])
+    parted = photographs[:num_train], photographs[num_train:]
+    train, test = (Detections(*zip(*part, strict=True)) for part in parted)
     twice = set(train.names) & set(test.names)
     if twice:
         raise UserError(
@@ -125,17 +124,14 @@ def _read_names(path: Path) -> list[str]:
     return names
 
 
-_Photograph = tuple[Path, str, tuple[int, int], Objects]
-"""Path, name, height and width, and objects."""
+def _read_all(pairs: list[tuple[Path, str]]) -> list[tuple[Path, str, Objects]]:
+    """Return the path, the name and the objects of each photograph."""
 
-
-def _read_all(pairs: list[tuple[Path, str]]) -> list[_Photograph]:
-    def read(pair: tuple[Path, str]) -> _Photograph:
+    def read(pair: tuple[Path, str]) -> tuple[Path, str, Objects]:
         year, name = pair
         image = year / "JPEGImages" / f"{name}.jpg"
-        size = read_size(image)
-        objects = _read_annotation(year / "Annotations" / f"{name}.xml", size)
-        return image, f"{year.name}/{name}", size, objects
+        objects = _read_annotation(year / "Annotations" / f"{name}.xml", read_size(image))
+        return image, f"{year.name}/{name}", objects
 
     photographs = []
     for (year, name), result in zip(pairs, map_files(read, pairs), strict=True):
@@ -146,11 +142,6 @@ def _read_all(pairs: list[tuple[Path, str]]) -> list[_Photograph]:
             )
         photographs.append(result)
     return photographs
-
-
-def _join(photographs: list[_Photograph]) -> Detections:
-    paths, names, sizes, objects = zip(*photographs, strict=True)
-    return Detections(paths, names, torch.tensor(sizes, dtype=torch.int64), objects)
 
 
 def _read_annotation(path: Path, size: tuple[int, int]) -> Objects:
