@@ -137,7 +137,9 @@ def _tabulate_values(results: Record, data: str, group: str, found: Sequence[Rec
         ]
         rows.append(Row(_name_quantity(quantity), tuple(cells)))
     columns = [*arms, *(f"published: {method}" for method, _ in printed)]
-    caption = f"{SEEDS}; {_count_images(found)}"
+    seeds_of = format_seeds(row["n"] for quantity in found for row in quantity["arms"].values())
+    tests = ", ".join(f"{n:,}" for n in sorted({quantity["num_test"] for quantity in found}))
+    caption = f"{SEEDS}; {seeds_of}; {tests} test images"
     untrained = [q for q in found if "supervised" in (q["protocol"], *q["variant"].split(", "))]
     if untrained:
         names = ", ".join(_list_used_arms(results, untrained))
@@ -156,12 +158,6 @@ def _list_published(found: Iterable[Record]) -> list[tuple[str, str]]:
 
 def _measure(quantity: Record) -> Measure:
     return Measure.of({**quantity, "split": ""})
-
-
-def _count_images(found: Sequence[Record]) -> str:
-    seeds = format_seeds(row["n"] for quantity in found for row in quantity["arms"].values())
-    tests = sorted({quantity["num_test"] for quantity in found})
-    return f"{seeds}; {', '.join(f'{n:,}' for n in tests)} test images"
 
 
 def _tabulate_differences(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:

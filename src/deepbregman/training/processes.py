@@ -67,11 +67,16 @@ def launch(accelerator: str = "auto") -> Fabric:
         return fabric
     if LAUNCHER in os.environ:  # without its launcher, nothing would stop this process
         when_launcher_ends(functools.partial(os.kill, os.getpid(), signal.SIGTERM))
+    # Buffers need not be sent at every step: synchronised normalisation keeps them equal, and
+    # without it those of process 0 are saved. torch has renamed this option.
+    options = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    new, old = "forward_sync_buffers", "broadcast_buffers"
+    sync: dict[str, Any] = {new if new in options else old: False}
     fabric = Fabric(
         accelerator=kind,
         devices=here.local_processes,
         num_nodes=here.nodes,
-        strategy=_make_strategy(),
+        strategy=DDPStrategy(timeout=STEP_TIMEOUT, gradient_as_bucket_view=True, **sync),
         plugins=[
             TorchElasticEnvironment() if under_torchrun() else SLURMEnvironment(auto_requeue=False)
         ],
@@ -110,15 +115,6 @@ def _leave_groups() -> None:
         time.sleep(0.01)
     _open_host_group.cache_clear()  # a thread ends when nothing refers to its group any more
     dist.destroy_process_group()
-
-
-def _make_strategy() -> DDPStrategy:
-    # Buffers need not be sent at every step: synchronised normalisation keeps them equal, and
-    # without it those of process 0 are saved. torch has renamed this option.
-    options = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-    new, old = "forward_sync_buffers", "broadcast_buffers"
-    sync: dict[str, Any] = {new if new in options else old: False}
-    return DDPStrategy(timeout=STEP_TIMEOUT, gradient_as_bucket_view=True, **sync)
 
 
 @functools.cache

@@ -155,7 +155,14 @@ def score_detector(
         "device": device_name(device),
         "finished": now(),
     }
-    write_json(folder / "detections.json", _list_detections(voc.test, found))
+    rows = {  # image -> rows of class, score and box
+        image: [
+            [CLASSES[label], round(value, 4), *(round(corner, 1) for corner in box)]
+            for box, label, value in zip(*(part.tolist() for part in one), strict=True)
+        ]
+        for image, one in zip(voc.test.names, found, strict=True)
+    }
+    write_json(folder / "detections.json", rows)
     draw_detections(folder / "detections.png", voc.test, found)
     if options.keep_weights:
         from safetensors.torch import save
@@ -192,17 +199,6 @@ def _select_options(evaluation: Evaluation, names: Sequence[str]) -> Record:
     options = evaluation.options.detect
     values = {name: getattr(options, name) for name in names}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-
-
-def _list_detections(data: Detections, found: list[PredictedBoxes]) -> Record:
-    """Return detections as JSON has them: image -> rows of class, score and box."""
-    return {
-        name: [
-            [CLASSES[label], round(value, 4), *(round(corner, 1) for corner in box)]
-            for box, label, value in zip(*(part.tolist() for part in one), strict=True)
-        ]
-        for name, one in zip(data.names, found, strict=True)
-    }
 
 
 def draw_class_table(per_class: Mapping[tuple[str, str, int], Mapping[str, float]]) -> Table:
