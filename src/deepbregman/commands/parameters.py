@@ -56,15 +56,7 @@ def open_images(
         check_dataset(opened.config, data, opened.path)
     from deepbregman.evaluation.gallery import open_run
 
-    return open_run(
-        opened,
-        data,
-        accelerator,
-        encoder,
-        source=source,
-        devices=devices,
-        skip_unreadable=skip_unreadable,
-    )
+    return open_run(opened, data, source, accelerator, devices, encoder, skip_unreadable)
 
 
 def find_unknown_images(

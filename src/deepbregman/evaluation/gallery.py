@@ -90,11 +90,10 @@ class OpenedRun(NamedTuple):
 def open_run(
     run: Run,
     data: str | None,
-    accelerator: str = "auto",
-    encoder: nn.Module | None = None,
-    *,
     source: Source | None = None,
+    accelerator: str = "auto",
     devices: int | str = 1,
+    encoder: nn.Module | None = None,
     skip_unreadable: bool = False,
 ) -> OpenedRun:
     """Load a run's networks, and open its own dataset or another one.
