@@ -132,15 +132,7 @@ def tsne(
         check_dataset(folders[0].config, data)
     from deepbregman.studies.tsne import run_tsne
 
-    return run_tsne(
-        out,
-        runs=runs,
-        data=data,
-        images=images,
-        seeds=seeds,
-        accelerator=accelerator,
-        console=console,
-    )
+    return run_tsne(out, runs, data, images, seeds, accelerator, console)
 
 
 def tables(

@@ -362,12 +362,7 @@ def open_source(
         raise UserError(f"data.image_size {image_size}: must be at least 1 pixel, e.g. 32")
     dataset, path = find_source(spec)
     if dataset is None and is_stored(path):
-        return open_stored(
-            index_stored(path),
-            image_size=image_size,
-            skip_unreadable=skip_unreadable,
-            progress=progress,
-        )
+        return open_stored(index_stored(path), image_size, skip_unreadable, progress)
     if dataset is None and not path.is_dir():
         return open_archive(path)
     if dataset is None:
@@ -377,10 +372,4 @@ def open_source(
     else:
         with dataset.explain_failure():
             name, listing = spec, dataset.list_files(dataset.find(expand_home(root)))
-    return open_listing(
-        listing,
-        name=name,
-        image_size=image_size,
-        skip_unreadable=skip_unreadable,
-        progress=progress,
-    )
+    return open_listing(listing, name, image_size, skip_unreadable, progress)

@@ -56,7 +56,6 @@ class _Readable(NamedTuple):
 
 def open_listing(
     listing: Listing,
-    *,
     name: str,
     image_size: int,
     skip_unreadable: bool = False,
@@ -96,7 +95,6 @@ def open_listing(
 
 def open_stored(
     data: StoredData,
-    *,
     image_size: int,
     skip_unreadable: bool = False,
     progress: Progress = ignore_progress,

@@ -45,7 +45,6 @@ NOTES = (
 
 def run_tsne(
     out: Path,
-    *,
     runs: Sequence[Path],
     data: str | None = None,
     images: int = 2000,
