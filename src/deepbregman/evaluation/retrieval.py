@@ -257,18 +257,11 @@ def measure_retrieval(
 
     measured = []
     for measure in measures:
-        quality = ranking_quality(
-            measure,
-            vectors(queries, measure),
-            queries.labels,
-            vectors(bank, measure),
-            bank.labels,
-            k=k,
-            smoothing=smoothing,
-            seed=seed,
-            progress=partial(progress, f"search by {measure}"),
-        )
-        mean, precision, num_queries = quality
+        asked, known = vectors(queries, measure), vectors(bank, measure)
+        rank = partial(ranking_quality, measure, asked, queries.labels, known, bank.labels)
+        report = partial(progress, f"search by {measure}")
+        found = rank(k=k, smoothing=smoothing, seed=seed, progress=report)
+        mean, precision, num_queries = found
         values = {"mAP": 100.0 * mean, f"precision@{k}": 100.0 * precision}
         counts = len(bank.labels), len(queries.labels), bank.num_replaced + queries.num_replaced
         details = {"num_queries": num_queries}
