@@ -330,6 +330,33 @@ def test_transfer_and_training_from_scratch(few_digits, uneven, tmp_path, monkey
     assert "from few: fine-tuned, top-1" in (tmp_path / "tables" / "tables.md").read_text()
 
 
+def test_runs_count_though_their_dataset_is_in_another_folder_now(few_digits, tmp_path):
+    """As when runs were copied from another machine."""
+    out = tmp_path / "tables"
+    common: Record = {
+        "arms": ("digits-without",),
+        "seeds": 1,
+        "epochs": (1,),
+        "changes": ("encoder.name=small", *TINY),
+        "out": out,
+        "keep_checkpoints": True,
+    }
+    tables(study=TableOptions(data=(few_digits,), protocols=("knn",), **common))
+    (run,) = (out / "runs").iterdir()
+    trained = json.loads((run / "result.json").read_text())["pretrain"]
+    moved = str(tmp_path / "few.npz")
+    shutil.copy(few_digits, moved)
+    tables(study=TableOptions(data=(moved,), protocols=("knn", "linear"), **common))
+    result = json.loads((run / "result.json").read_text())
+    assert result["pretrain"] == trained
+    assert {row["data"] for row in result["evaluations"]} == {few_digits}  # one name in a run
+    assert "linear, cached features" in result["study"]["metrics"]
+    changes = (*common.pop("changes"), "optimiser.learning_rate=0.7")
+    options = TableOptions(data=(moved,), protocols=("knn",), changes=changes, **common)
+    with pytest.raises(UserError, match=r"\(optimiser.learning_rate is 0.002 there, 0.7 here\)"):
+        tables(study=options)
+
+
 def test_a_run_that_another_process_holds_is_left_to_it(few_digits, tmp_path):
     options = TableOptions(data=(few_digits,), arms=("digits",), seeds=1, out=tmp_path / "tables")
     queue = TableQueue(plan_tables(options))

@@ -83,6 +83,13 @@ class TableTrial(Trial):
 
     cell: TableCell
 
+    def open_run(self) -> Run:
+        """Open the run; its dataset may have been in another folder, as on another machine."""
+        trained_on = Run.open(self.folder).config.data.source
+        if name_dataset(trained_on) != name_dataset(self.config.data.source):
+            return super().open_run()
+        return Trial(self.folder, override(self.config, {"data.source": trained_on})).open_run()
+
     def outcome(self) -> Record | None:
         """Read the outcome; None while a part is missing."""
         known = super().outcome()
@@ -130,7 +137,7 @@ class TableEvaluation(EvaluationPlan):
         together = [part for part in missing if part.protocol not in TRAINING]
         alone = [[part] for part in missing if part.protocol in TRAINING]
         for parts in filter(None, [together, *alone]):
-            options = self.options_for(parts, trial.config, source)
+            options = self.options_for(parts, run.config, source)
             transfers = parts[0].protocol == "transfer"
             run_protocols(
                 Evaluation(
@@ -141,9 +148,7 @@ class TableEvaluation(EvaluationPlan):
                     references=parts[0].from_scratch or not transfers,
                 )
             )
-        return name_top1(
-            row for row in run.evaluations() if row["data"] == trial.config.data.source
-        )
+        return name_top1(row for row in run.evaluations() if row["data"] == run.config.data.source)
 
     def options_for(self, parts: Sequence[Part], config: Config, source: Source) -> Options:
         """Return the options that parts on one dataset are measured with."""
