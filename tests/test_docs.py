@@ -58,6 +58,25 @@ def test_tables_of_records_are_as_the_script_writes_them():
     page = (DOCS / "results.md").read_text()
     assert page.count("<!-- table of studies/tables ") == 3
     assert tables.fill(page) == page, "run python docs/tables.py"
+    page = (DOCS / "speed.md").read_text()
+    assert "<!-- table of bench/h200/methods -->" in page
+    assert tables.fill(page) == page, "run python docs/tables.py"
+
+
+def test_the_table_of_speeds_is_of_the_step_though_the_divergence_was_timed_too():
+    times = {"encoders": 2.0, "networks": 3.0, "step": 4.0, "with divergence": 5.0}
+    arms = [{"name": n, "milliseconds": t, "peak_gigabytes": t} for n, t in times.items()]
+    group = {"recipe": "byol", "batch_size": 8, "arms": arms}
+    found = load_script("tables")._tabulate_speed({"groups": [group]})
+    assert found.columns[3:5] == ("speed over its encoders", "speed over its networks")
+    assert [cell.text for cell in found.rows[0].cells] == [
+        "8",
+        "2,000",
+        "4.0",
+        "0.50",
+        "0.75",
+        "4.0",
+    ]
 
 
 def test_the_site_names_every_page_once():
