@@ -188,9 +188,10 @@ def fine_tune(
                 for group in optimiser.param_groups:
                     group["lr"] = learning_rate(options, iteration)
                 loss = _compute_loss(detector, batch, options, seed, iteration)
-                if not math.isfinite(loss.item()):
+                value = loss.item()  # once: after the step the host would wait for all of it
+                if not math.isfinite(value):
                     raise Diverged(
-                        f"the loss is {loss.item()} at iteration {iteration + 1}: the detector has "
+                        f"the loss is {value} at iteration {iteration + 1}: the detector has "
                         f"diverged; lower the learning rate ({options.learning_rate}, for batches "
                         f"of {options.batch_size}), or bound the gradient"
                     )
@@ -199,7 +200,7 @@ def fine_tune(
                 if options.clip_gradient:
                     nn.utils.clip_grad_norm_(detector.parameters(), options.clip_gradient)
                 optimiser.step()
-                report(iteration + 1, loss.item())
+                report(iteration + 1, value)
                 is_due = time.monotonic() - last_saved >= options.save_seconds
                 if received or is_due or iteration + 1 == options.iterations:
                     networks = {"detector": detector.state_dict(), "settings": settings}
