@@ -457,6 +457,10 @@ class TestErrors:
         assert f"left out 1 unreadable image (cats/broken.jpg) of {photos}\n" in out
         rows = json.loads((run / "result.json").read_text())["evaluations"]
         assert (rows[0]["num_train"], rows[0]["num_test"], rows[0]["num_replaced"]) == (33, 7, 0)
+        words = ("--runs", run, "--seeds", 1, "--out", photos.parent / "maps")
+        code, out, err = command("study", "tsne", *words)
+        assert (code, err) == (0, "")
+        assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
     def test_unreadable_images_of_each_folder_are_told_once(self, command, short_run, photos):
         """Of the images to evaluate on, and of those that they are told from."""

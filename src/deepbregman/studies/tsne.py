@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from deepbregman.data import Source, Split, stratified_split
+from deepbregman.data import Source, Split, stratified_split, without_unreadable
 from deepbregman.data.opening import batch_images
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_features
@@ -63,6 +63,8 @@ def run_tsne(
         raise UserError(f"--runs {' '.join(names)}: a run is named twice")
     device = pick_device(accelerator)
     source = open_labelled(opened[0].config, data)
+    if opened[0].config.data.skip_unreadable:
+        source = without_unreadable(source)  # no other may replace one that has a label
     if source.skipped_notice:
         say(console, source.skipped_notice)
     chosen = _choose_subset(source, images)
