@@ -144,7 +144,7 @@ def explain_workers(error: BaseException) -> str | None:
 
 
 def explain_error(error: BaseException) -> tuple[str, int] | None:
-    """Return words (none if another process has them) and exit code of what is no fault of ours."""
+    """Return words (empty if another process has them) and exit code; None for a fault of ours."""
     if isinstance(error, ReportedElsewhere):
         return "", error.code
     if isinstance(error, UserError):

@@ -105,7 +105,7 @@ def open_voc(root: Path | str) -> Voc:
 
 
 def find_devkit(root: Path) -> Path:
-    """Return the folder of the years: ``root`` if it holds one, else VOCdevkit in it."""
+    """Return the folder of the years: VOCdevkit in ``root``, or ``root`` if that alone has any."""
     inside = root / "VOCdevkit"
     return root if not inside.is_dir() and any(root.glob("VOC20??")) else inside
 
