@@ -523,8 +523,9 @@ class TestErrors:
     ):
         """A folder that has begun would refuse the command that is mended."""
         words = ["psi", "--recipe", recipe, "--only", "gaussian", "--seeds", 1]
+        batch = 60  # of the recipe
         if verb == "tune":
-            words = [recipe, "--space", "training.batch_size=8,60", "--trials", 1]
+            words, batch = [recipe, "--space", "training.batch_size=8,90", "--trials", 1], 90
         if fault == "unreadable":
             truncated(photos / "cats" / "broken.jpg")
         if fault == "single":  # of 2 images of each class, one is for testing
@@ -538,7 +539,7 @@ class TestErrors:
         expected = {
             "unreadable": "--set data.skip_unreadable=true",
             "unlabelled": "has no labels",
-            "few": "training.batch_size 60 (times training.accumulate 1) needs 60 images",
+            "few": f"training.batch_size {batch} (times training.accumulate 1) needs {batch} images",
             "single": "no two training images of a" if verb == "tune" else "has no test image",
         }
         assert expected[fault] in err
