@@ -539,7 +539,7 @@ class TestErrors:
         expected = {
             "unreadable": "--set data.skip_unreadable=true",
             "unlabelled": "has no labels",
-            "few": f"training.batch_size {batch} (times training.accumulate 1) needs {batch} images",
+            "few": f"training.batch_size {batch} (times training.accumulate 1) needs {batch} ",
             "single": "no two training images of a" if verb == "tune" else "has no test image",
         }
         assert expected[fault] in err
