@@ -693,3 +693,22 @@ def test_until_work_is_reported_a_bar_says_that_the_program_loads():
     last = shown.getvalue()[before:]
     assert "thumbnails" in last
     assert "loading" not in last
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("best --divergence.sigma 3", "divergence.compare is 'match'"),
+        ("best --divergence.hidden 32", "divergence.source is 'bank'"),  # as the recipe has it
+        ("simclr --divergence.sigma 3", "divergence.weight is 0"),
+        ("paper --divergence.sigma 3", ""),
+        ("best", ""),
+    ],
+)
+def test_an_option_that_training_does_not_use_is_told(words, why, few_digits, tmp_path, capsys):
+    quick = ["--training.epochs", "0", "--training.batch-size", "32", "--encoder.name", "small"]
+    main(["pretrain", *words.split(), "--data", few_digits, *quick, "--run", str(tmp_path / "run")])
+    notes = re.findall(
+        r"(?m)^note: (.*) is not used in this training, since (.*)$", capsys.readouterr().err
+    )
+    assert notes == ([(words.split()[1][2:], why)] if why else [])

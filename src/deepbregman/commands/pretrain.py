@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.config import SECTIONS, Config, differing_fields, load_recipe, override, recipes
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, notify
 from deepbregman.launching import (
     find_process,
     must_start_processes,
@@ -282,8 +282,10 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     @functools.wraps(pretrain)
     def with_fields(recipe: Config, run: Path | None, **rest: Any) -> Run:
         folder = run or name_run_folder(Path(name).stem)
+        given, idle = find_given(load_recipe(name), recipe, words), recipe.divergence.idle
+        for field in sorted(given.keys() & idle.keys()):
+            notify(f"{field} is not used in this training, since {idle[field]}", stacklevel=1)
         if name == AUTO:
-            given = find_given(load_recipe(name), recipe, words)
             return pretrain(AUTO, run=folder, changes=given, **rest)
         return pretrain(recipe, run=folder, **rest)
 

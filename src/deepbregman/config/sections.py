@@ -1,6 +1,6 @@
 """The tables of a configuration, and the configuration that they make up."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal, get_type_hints
 
 import tyro
@@ -241,14 +241,17 @@ class DivergenceSettings(Section):
     @property
     def idle(self) -> dict[str, str]:
         """Fields that training does not use with these settings, by dotted name, and why."""
-        subnetwork = ("hidden", "norm", "activation", "dropout", "normalise_input")
-        contrast = ["kernel", "sigma", "alpha", "learn_sigma", "pairs"]
-        contrast += ["temperature"] if self.info_nce == 0.0 else []
         found: dict[str, str] = {}
-        if self.source != "learned":
+        if self.is_on and self.source != "learned":
+            subnetwork = ("hidden", "norm", "activation", "dropout", "normalise_input")
             found |= dict.fromkeys(subnetwork, f"divergence.source is {self.source!r}")
-        if self.compare == "match":
+        if self.is_on and self.compare == "match":
+            contrast = ["kernel", "sigma", "alpha", "learn_sigma", "pairs"]
+            contrast += ["temperature"] if self.info_nce == 0.0 else []
             found |= dict.fromkeys(contrast, "divergence.compare is 'match'")
+        if not self.is_on:
+            all_but_weights = {each.name for each in fields(self)} - {"weight", "info_nce"}
+            found = dict.fromkeys(all_but_weights, "divergence.weight is 0")
         return {f"divergence.{name}": why for name, why in found.items()}
 
     @property
