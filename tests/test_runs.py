@@ -518,3 +518,9 @@ def test_a_folder_that_is_read_only_is_refused_before_any_work(tmp_path, monkeyp
         Run.check_free(tmp_path / "deep" / "run")
     (tmp_path / "own").mkdir()
     Run.check_free(tmp_path / "own" / "run")
+
+
+def test_the_advice_for_a_folder_that_is_taken_can_be_pasted(tmp_path):
+    Run.create(tmp_path / "my run", CONFIG, {})
+    with pytest.raises(UserError, match=r"--resume '.*my run'"):
+        Run.check_free(tmp_path / "my run")

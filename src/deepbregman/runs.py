@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -239,7 +240,7 @@ class Run:
         if is_run(path):
             raise UserError(
                 f"run folder {path} exists: a run never overwrites another; continue it with "
-                f"--resume {path}, name another with --run, or remove it"
+                f"--resume {shlex.quote(str(path))}, name another with --run, or remove it"
             )
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             what = "holds other files" if path.is_dir() else "is a file"

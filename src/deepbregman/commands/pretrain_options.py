@@ -194,10 +194,11 @@ def read_settings(folder: Path, config: Config, request: AutoRequest | None) -> 
         if field not in changed
     ]
     if words:
+        place = shlex.quote(str(folder))
         raise UserError(
             f"run folder {folder} exists with other settings: {'; '.join(words[:3])}; continue it "
-            f"as it is with --resume {folder}, or name another folder with --run, with "
-            f"--encoder.weights {folder} to start from its weights"
+            f"as it is with --resume {place}, or name another folder with --run, with "
+            f"--encoder.weights {place} to start from its weights"
         )
     return override(there, changed)
 

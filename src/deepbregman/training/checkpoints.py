@@ -9,6 +9,7 @@ everything else in the file, so that a damaged file is never used::
 import hashlib
 import io
 import re
+import shlex
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -173,7 +174,8 @@ def describe_alternatives(run: Run) -> str:
     """Name the other checkpoints of a run whose last one is damaged."""
     words = []
     if run.previous_checkpoint.is_file():
-        words.append(f"deepbregman pretrain --resume {run.path} goes on from previous.pt")
+        place = shlex.quote(str(run.path))
+        words.append(f"deepbregman pretrain --resume {place} goes on from previous.pt")
     kept = sorted(path.name for path in run.checkpoints.glob("epoch-*.pt"))
     if kept:
         words.append(f"of {', '.join(kept)} one can be copied to {run.last_checkpoint}")
