@@ -673,6 +673,34 @@ def test_values_survive_a_worker_that_dies_before_it_has_read_them():
     assert study.best_trial.params == {"x": x}
 
 
+def test_a_search_waits_for_other_workers_after_memory_ran_out(tmp_path):
+    study = optuna.create_study()
+    large, running = study.ask(), study.ask()
+    large.set_user_attr(shared_search.TOO_LARGE, "CUDA out of memory")
+    _fail(study, large)
+    plan: Any = None  # nothing is run
+    queue = tuning.SearchQueue(study, plan, tmp_path, 2)
+    assert queue.run_one(_draw) is None
+    assert queue.find_too_large() == {}
+    study.tell(running, 1.0)
+    assert queue.find_too_large() == {"trial-0000": "CUDA out of memory"}
+
+
+def test_a_trial_without_enough_memory_kills_no_worker():
+    study = optuna.create_study()
+    search = SharedSearch(study, 1)
+    x = _draw(trial := study.ask())
+    for _ in range(shared_search.MAX_DEATHS):
+        trial.set_user_attr(shared_search.TOO_LARGE, "CUDA out of memory")
+        _fail(study, trial)
+        search.retry_too_large()
+        trial = study.ask()
+        assert _draw(trial) == x
+    _fail(study, trial)  # the first death
+    judge_all(study, 1, _draw)
+    assert study.best_trial.params == {"x": x}
+
+
 def test_a_trial_that_kills_every_worker_is_given_up():
     study = optuna.create_study()
     search = SharedSearch(study, 1)
