@@ -32,7 +32,7 @@ Labelled = tuple["Tensor", "Tensor"]
 def quickstart(
     *, run: MaybePath = None, epochs: MaybeNumber = None, console: PythonOnly[Console | None] = None
 ) -> Run:
-    """Pretrain on digits and compare the features; takes 1 to 2.5 minutes on two cores.
+    """Pretrain on digits and compare the features; takes 1 to 6 minutes on two cores.
 
     The features of the trained encoder are compared with raw pixels and an untrained encoder.
 
