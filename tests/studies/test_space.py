@@ -143,3 +143,9 @@ def test_what_training_does_not_use_is_not_searched():
     assert len(parse_space(both, best)) == 2
     control = override(best, {"divergence.info_nce": 1.0})
     assert parse_space(["divergence.temperature=0.1:0.5"], control)
+    simclr, weight = load_recipe("simclr"), "divergence.weight=1,0"  # the recipe has 0
+    assert len(parse_space([weight, "divergence.smoothing=0.1:0.5"], simclr)) == 2
+    with pytest.raises(
+        UserError, match=r"divergence.sigma, which .* divergence.compare is 'match'"
+    ):
+        parse_space([weight, "divergence.sigma=1:2"], simclr)

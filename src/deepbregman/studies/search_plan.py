@@ -120,7 +120,9 @@ def parse_space(words: Iterable[str], base: Config) -> Space:
     )
     check_corners(space, base)
     if not {"divergence.source", "divergence.compare", "divergence.info_nce"} & seen.keys():
-        check_used(base, seen, "--space")
+        weight = seen.get("divergence.weight")  # if it is searched, the term is on in some trials
+        on = base if weight is None else override(base, {weight.field: max(weight.ends)})
+        check_used(on, seen, "--space")
     return space
 
 
