@@ -242,16 +242,16 @@ class DivergenceSettings(Section):
     def idle(self) -> dict[str, str]:
         """Fields that training does not use with these settings, by dotted name, and why."""
         found: dict[str, str] = {}
-        if self.is_on and self.source != "learned":
+        if not self.is_on:
+            names = {each.name for each in fields(self)} - {"weight", "info_nce"}
+            return dict.fromkeys((f"divergence.{name}" for name in names), "divergence.weight is 0")
+        if self.source != "learned":
             subnetwork = ("hidden", "norm", "activation", "dropout", "normalise_input")
             found |= dict.fromkeys(subnetwork, f"divergence.source is {self.source!r}")
-        if self.is_on and self.compare == "match":
+        if self.compare == "match":
             contrast = ["kernel", "sigma", "alpha", "learn_sigma", "pairs"]
             contrast += ["temperature"] if self.info_nce == 0.0 else []
             found |= dict.fromkeys(contrast, "divergence.compare is 'match'")
-        if not self.is_on:
-            all_but_weights = {each.name for each in fields(self)} - {"weight", "info_nce"}
-            found = dict.fromkeys(all_but_weights, "divergence.weight is 0")
         return {f"divergence.{name}": why for name, why in found.items()}
 
     @property
