@@ -116,6 +116,23 @@ class TestVerbs:
         assert "0.9" in out
         assert "--optimiser.learning-rate" in out
 
+    @pytest.mark.parametrize(
+        ("study", "words"),
+        [
+            ("psi", "similarity? Arms: none, gaussian, inverse, sqrt, linear, arccot, negative."),
+            ("kappa", "500, 1000; with labels, only if named: deep-max-contrastive-*, deep-max-t"),
+            ("comparison", "Arms: simclr, best."),
+            ("methods", "dim, cpc; each also as NAME+divergence."),
+            ("learning-rates", "dim, cpc; each also as NAME-rate-x0.3, NAME-rate-x3."),
+            ("sigma-lambda", "divergence.sigma=0.1:10:log, objective.weight=0.1:20:log."),
+        ],
+    )
+    def test_the_help_of_a_study_names_its_arms(self, command, study, words):
+        code, out, _ = command("study", study, "--help")
+        assert code == 0
+        assert words in " ".join(out.split())
+        assert f"usage: deepbregman study {study} [-h] [OPTIONS]" in out
+
     def test_recipes_are_listed_and_printed(self, command):
         _, listed, _ = command("recipes")
         assert all(name in listed for name in recipes())

@@ -1,7 +1,9 @@
 """deepbregman study: the paper's ablations and figures, one command each."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -10,7 +12,7 @@ from deepbregman.errors import UserError
 from deepbregman.files import check_new_folder
 from deepbregman.runs import Run
 from deepbregman.studies.catalogue import find_study, load_catalogue
-from deepbregman.studies.definition import Search, StudyOptions, StudyResult
+from deepbregman.studies.definition import Search, Study, StudyOptions, StudyResult, load_arm
 from deepbregman.studies.grid_plan import plan_study
 from deepbregman.studies.search_plan import check_search, search_of_study
 from deepbregman.studies.tables_plan import TableOptions, plan_tables
@@ -165,6 +167,35 @@ SUBCOMMANDS = {
 }
 
 
+def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
+    """Return the function for a command line, described by the study that is named first."""
+    program, entry = "deepbregman study", load_catalogue().get(words[0]) if words else None
+    if entry is None:
+        return study, program, words
+    _, about = (study.__doc__ or "").split("\n", 1)
+    run = functools.wraps(study)(lambda *given, **options: study(*given, **options))
+    run.__doc__ = f"{entry.title}\n\n    {describe_arms(entry)}\n{about}"
+    return run, f"{program} {entry.name}", words
+
+
+def describe_arms(entry: Study | Search) -> str:
+    """Name the arms of a study, or what a search varies."""
+    if isinstance(entry, Search):
+        return f"Searches {', '.join(entry.space)}."
+    names, also = [arm.name for arm in entry.choose_arms(())], ""
+    if entry.recipes:
+        names = list(entry.recipes)
+        made = entry.with_recipes({name: load_arm(name) for name in names}).arms
+        endings = dict.fromkeys(arm.name.removeprefix(str(arm.x)) for arm in made)
+        also = ", ".join(f"NAME{ending}" for ending in endings if ending)
+    stems = dict.fromkeys(a.name.removesuffix(str(a.x)) for a in entry.arms if a.supervised)
+    labelled = ", ".join(f"{stem}*" for stem in stems)
+    return (
+        f"Arms: {', '.join(names)}{f'; each also as {also}' * bool(also)}"
+        f"{f'; with labels, only if named: {labelled}' * bool(labelled)}."
+    )
+
+
 def show(result: StudyResult | dict[str, str], console: Console) -> None:
     """Print the results and where they are, or the list of studies."""
     if isinstance(result, StudyResult):
@@ -176,6 +207,5 @@ def show(result: StudyResult | dict[str, str], console: Console) -> None:
     print_choices(console, result)
     say(
         console,
-        "\ndeepbregman study NAME runs one; deepbregman study --help lists the options. "
-        f"{', '.join(SUBCOMMANDS)} have their own options: deepbregman study NAME --help.",
+        "\ndeepbregman study NAME runs one; deepbregman study NAME --help lists its options.",
     )

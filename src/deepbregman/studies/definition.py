@@ -106,8 +106,8 @@ class StudyOptions:
     seeds: MaybeNumber = None
     """Number of seeds, 3 by default."""
     only: tuple[str, ...] = ()
-    """Arms to run, by name or pattern; an unknown name prints the names of all. By default all that
-    train without labels."""
+    """Arms to run, by name or pattern; deepbregman study NAME --help names them. By default all
+    that train without labels."""
     values: tuple[str, ...] = ()
     """For a study that varies one field: other values of it. For study learning-rates: further
     multiples of the rate of each recipe; they can also be added to a study that has begun."""
