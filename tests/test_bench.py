@@ -172,6 +172,16 @@ def test_published_speeds_meet_the_targets_they_claim():
         for group in large["groups"]
     ]
     assert f"{ratios[0]:.2f} and {ratios[1]:.2f}" in page
+    again = json.loads((ROOT / "results" / "bench" / "h200" / "main-again.json").read_text())
+    forms = [
+        arm["images_per_second"] / group["arms"][0]["images_per_second"]
+        for group in (record["groups"][0], again["groups"][0])
+        for arm in group["arms"]
+        if arm["name"].startswith("K=")
+    ]
+    assert len(forms) == 10
+    for text in (page, (ROOT / "README.md").read_text()):
+        assert f"{min(forms):.2f} to {max(forms):.2f}" in text
 
 
 def test_the_page_names_the_methods_that_are_slow_beside_their_passes():

@@ -504,3 +504,26 @@ def test_the_paper_is_cited_by_one_address():
         found = re.findall(r"https://arxiv\.org/abs/[\w.]+", (ROOT / name).read_text())
         assert set(found) == {address}, name
     assert "@article{" in (ROOT / "docs" / "paper.md").read_text()
+
+
+def test_what_the_bank_adds_after_100_epochs_is_the_committed_record():
+    """To the nearest mean of centred features, seed by seed, for 1 to 20 labels of each class."""
+
+    def compare(arm: str, number: str) -> str:
+        differences = []
+        for seed in range(3):
+            file = ROOT / f"results/studies/tables/runs/{arm}-cifar10-seed{seed}/result.json"
+            rows = json.loads(file.read_text())["evaluations"]
+            found = {row["variant"]: row["value"] for row in rows if row["metric"] == "top1"}
+            bank = found[f"{number} per class, nearest class, divergence over a bank"]
+            mean = found[f"{number} per class, nearest mean, cosine of centred features"]
+            differences.append(bank - mean)
+        half = t.ppf(0.975, 2) * statistics.stdev(differences) / 3**0.5
+        mean = statistics.mean(differences)
+        return f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
+
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    numbers = ("1 label", *(f"{number} labels" for number in (2, 5, 10, 20)))
+    *first, last = (compare("best", number) for number in numbers)
+    assert f"`best` has {', '.join(first)} and {last}" in page
+    assert f"`simclr` gains with one label only ({compare('simclr', '1 label')};" in page
