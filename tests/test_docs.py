@@ -17,7 +17,7 @@ import torch
 from lightning_fabric.loggers import CSVLogger
 
 import deepbregman
-from deepbregman.cli import VERBS
+from deepbregman.cli import VERBS, main
 from deepbregman.config import load_recipe, override
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.method.networks import Encoder
@@ -99,11 +99,18 @@ def test_every_link_leads_somewhere(page):
 
 def commands() -> list[tuple[str, str]]:
     blocks = [
-        (page.name, block)
+        (page.name, language, block)
         for page in PAGES
-        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+        for language, block in re.findall(
+            r"^```(sh|console)\n(.*?)^```", page.read_text(), flags=re.S | re.M
+        )
     ]
-    return [(name, line) for name, block in blocks for line in block.splitlines()]
+    return [
+        (name, line.removeprefix("$ ").partition(" | ")[0])
+        for name, language, block in blocks
+        for line in block.splitlines()
+        if language == "sh" or re.match(r"\$ deepbregman [a-z]", line)
+    ]
 
 
 @pytest.mark.parametrize(("page", "line"), commands())
@@ -127,7 +134,21 @@ def check_options(words: list[str]) -> None:
         *first, *(["RUN"] if "--resume" in first else []), "--help"
     )
     for option in options:
+        if option.startswith(("--rotation.", "--small-views.")):  # no help lists optional tables
+            continue
         assert re.search(rf"{option}(?![\w-])", listed), f"{option} of {' '.join(words)}"
+
+
+def test_the_error_of_the_page_is_what_the_program_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    (tmp_path / "my_photos").mkdir()
+    (block,) = re.findall(r"^```text\n\$ (.*?)^```", (DOCS / "errors.md").read_text(), re.S | re.M)
+    command, said = block.splitlines()
+    with pytest.raises(SystemExit) as stopped:
+        main(shlex.split(command)[1:])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [said]
 
 
 ONE_EPOCH = '"training.epochs": 1, "optimiser.warmup_epochs": 0.0, "training.tensorboard": False'
