@@ -1,5 +1,6 @@
 """Fine-tuning: order, augmentation, schedule, and stopping without a trace."""
 
+import multiprocessing
 import os
 import signal
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from deepbregman.data.slots import START_METHOD
 from deepbregman.data.voc import Detections, Objects
 from deepbregman.errors import UserError
 from deepbregman.evaluation.detection.detectors import Detector, build_detector
@@ -90,6 +92,19 @@ def test_photographs_come_as_they_are(data, workers):
                 stored = np.asarray(file).transpose(2, 0, 1) / 255.0
             torch.testing.assert_close(image, torch.from_numpy(stored).float())
             assert objects.labels.tolist() == [index]
+
+
+def test_workers_start_alike_in_every_python(data):
+    """From 3.14 on Python would import a user's script anew in each of them, and run it again."""
+    usual, others = multiprocessing.get_start_method(), set(multiprocessing.active_children())
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        batches = load_batches(data, [[0], [1]], CPU, 1)
+        next(batches)
+        (worker,) = set(multiprocessing.active_children()) - others
+    finally:
+        multiprocessing.set_start_method(usual, force=True)
+    assert isinstance(worker, multiprocessing.get_context(START_METHOD).Process)
 
 
 def test_no_more_workers_than_processors(data, monkeypatch, recwarn):

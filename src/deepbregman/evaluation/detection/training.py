@@ -17,6 +17,7 @@ from deepbregman.data import UnreadableImage
 from deepbregman.data.batches import ignore_job_signals, keep_batch
 from deepbregman.data.decoding import decode_whole, silence_pillow
 from deepbregman.data.memory import count_cpus
+from deepbregman.data.slots import START_METHOD
 from deepbregman.data.voc import Detections, Objects
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.options import Detect
@@ -84,13 +85,15 @@ def load_batches(
     data: Detections, batches: Sequence[list[int]], device: torch.device, workers: int
 ) -> Iterator[Photographs]:
     """Yield batches of photographs, by their indices, on the device; 0 workers decode here."""
+    workers = min(workers, count_cpus())
     loader: DataLoader[list[Tensor | str]] = DataLoader(
         _Files(data.paths),
         batch_size=None,  # the sampler yields whole batches
         sampler=batches,
-        num_workers=min(workers, count_cpus()),
+        num_workers=workers,
         collate_fn=keep_batch,
         pin_memory=device.type == "cuda",
+        multiprocessing_context=START_METHOD if workers else None,
         worker_init_fn=functools.partial(ignore_job_signals, os.getpid()),
         generator=torch.Generator(),  # the global generator stays untouched
     )
