@@ -149,7 +149,7 @@ class Forks:
             order: ``closed``: it has no standard output at all; ``controlled``: by the terminal of
                 its standard output; ``largest_file``: that it may write, in bytes; ``environment``;
                 ``exit_at``: a function, ``before`` or ``after``, and the number of the call;
-                ``slow_disk``; ``no_links``: on its file system.
+                ``stuck_disk``: at a checkpoint; ``no_links``: on its file system.
         """
         order["words"] = [str(word) for word in words]
         socket.send_fds(self.channel, [json.dumps(order).encode()], [stdout, stderr])
@@ -179,7 +179,7 @@ def forks(narrow_encoder) -> Iterator[Forks]:
     # Not only closed: a process that a test forked may still hold a copy of the socket.
     ours.shutdown(socket.SHUT_RDWR)
     ours.close()
-    server.wait(timeout=60)
+    server.wait(timeout=240)
 
 
 def save_photos(folder: Path, count: int, size: tuple[int, int], ending: str = ".png") -> Path:

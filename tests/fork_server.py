@@ -50,8 +50,15 @@ def exit_at(target: str, moment: str, call: int) -> None:
     setattr(owner, name, patched)
 
 
-def sleep_first(function: Callable[[int], None]) -> Callable[[int], None]:
-    return lambda handle: (time.sleep(0.05), function(handle))[1]
+def hang_with_checkpoints(fsync: Callable[[int], None]) -> Callable[[int], None]:
+    """Who kills the process while it writes one need not hit a moment."""
+
+    def patched(handle: int) -> None:
+        while "/.last.pt." in os.readlink(f"/proc/self/fd/{handle}"):
+            time.sleep(1.0)
+        fsync(handle)
+
+    return patched
 
 
 def refuse_links(path: pathlib.Path, target: pathlib.Path) -> NoReturn:
@@ -99,8 +106,8 @@ def obey(order: dict[str, Any], handles: list[int]) -> None:
     if order.get("closed"):
         os.close(1)
         sys.stdout = None  # type: ignore[assignment]  # as Python itself does where it is closed
-    if order.get("slow_disk"):
-        os.fsync = sleep_first(os.fsync)  # type: ignore[assignment]  # in its place
+    if order.get("stuck_disk"):
+        os.fsync = hang_with_checkpoints(os.fsync)  # type: ignore[assignment]  # in its place
     if order.get("no_links"):
         pathlib.Path.hardlink_to = refuse_links  # type: ignore[method-assign]  # in its place
     if order.get("exit_at"):

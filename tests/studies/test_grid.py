@@ -209,7 +209,7 @@ def settings(data: str, out: Path, **others: Any) -> StudyOptions:
 
 def test_two_workers_do_every_run_once(few_digits, out, monkeypatch):
     monkeypatch.setattr(engine, "POLL_SECONDS", 0.01)
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=240)
     taken: list[tuple[str, int]] = []
 
     def slowly(trial: Trial, *arguments: Any) -> Record:
@@ -507,7 +507,7 @@ def test_two_tasks_of_srun_share_a_study(few_digits, out):
         )
         for rank in range(2)
     ]
-    assert [task.wait(120) for task in tasks] == [0, 0]
+    assert [task.wait(240) for task in tasks] == [0, 0]
     alone = out.with_name("alone")
     main([*words[3:], "--out", str(alone)])
     for name in ("none-seed0", "5-seed0"):
@@ -593,7 +593,7 @@ def test_a_killed_worker_s_run_is_finished_by_the_other(few_digits, out):
     ]
     victim = subprocess.Popen(words)
     metrics = out / "runs" / "5-seed0" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.05)
     victim.kill()

@@ -415,7 +415,7 @@ def _own(out: Path) -> str:
 def _shared(url: str, name: str = "shared") -> optuna.Study:
     return optuna.create_study(
         study_name=name,
-        storage=open_storage(url, heartbeat=1, grace=2),
+        storage=open_storage(url),
         sampler=optuna.samplers.RandomSampler(),
         load_if_exists=True,
     )
@@ -527,22 +527,30 @@ def test_a_worker_that_seemed_dead_goes_on(tmp_path, reports):
     assert found[2].params == found[1].params
 
 
+def _age_heartbeats(url: str) -> int:
+    """Let all workers seem dead whose heartbeat has come; return their number."""
+    with open_storage(url).engine.begin() as connection:
+        words = "UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00'"
+        return connection.exec_driver_sql(words).rowcount
+
+
 def _kill_one_of_three(url: str, tmp_path: Path) -> None:
     total, log = 8, tmp_path / "log"
     _shared(url)
     start = multiprocessing.get_context("fork").Process
     stuck = start(target=_worker, args=(url, total, str(log), True))
     stuck.start()
-    deadline = time.monotonic() + 60
-    while not log.exists() and time.monotonic() < deadline:
+    while not (log.exists() and _age_heartbeats(url)):
+        assert stuck.is_alive()
         time.sleep(0.05)
+    assert stuck.pid is not None
+    os.kill(stuck.pid, signal.SIGKILL)
+    stuck.join()
     others = [start(target=_worker, args=(url, total, str(log), False)) for _ in range(2)]
     for worker in others:
         worker.start()
-    assert stuck.pid is not None
-    os.kill(stuck.pid, signal.SIGKILL)
-    for worker in (stuck, *others):
-        worker.join(60)
+    for worker in others:
+        worker.join(240)
     assert [worker.exitcode for worker in others] == [0, 0]
     found = _shared(url).get_trials()
     complete = [trial for trial in found if trial.state == TrialState.COMPLETE]
@@ -596,8 +604,7 @@ def test_a_lost_trial_keeps_its_place(tmp_path, monkeypatch):
     lost = _begin(study)
     x = _draw(lost)
     study._storage.record_heartbeat(lost._trial_id)  # type: ignore[attr-defined]
-    with open_storage(url).engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00'")
+    assert _age_heartbeats(url) == 1
     set_state = study._storage.set_trial_state_values
 
     def interrupted_by_another(trial_id: int, state: TrialState, values: Any = None) -> bool:
@@ -790,13 +797,13 @@ def postgres() -> Any:
         words = ["postgres", "-D", data, "-k", folder, "-c", "listen_addresses="]
         server = subprocess.Popen(words, **place)
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 240
             while not (folder / ".s.PGSQL.5432").exists() and time.monotonic() < deadline:
                 time.sleep(0.1)
             yield f"postgresql+{found[0]}://me@/postgres?host={folder}"
         finally:
             server.send_signal(signal.SIGINT)  # a fast shutdown, which waits for no client
-            server.wait(30)
+            server.wait(240)
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_a_step_of_minutes_is_told_of_too(monkeypatch):
     with open_display() as shown:
         began = shown.last_line
         shown.step(0)
-        while len(printed(shown).splitlines()) < 3 and time.monotonic() < began + 30.0:
+        while len(printed(shown).splitlines()) < 3 and time.monotonic() < began + 240.0:
             time.sleep(0.01)  # no step ends
         assert time.monotonic() - began >= 3 * 0.2  # and no line came early
     lines = printed(shown).split("\n")

@@ -170,7 +170,7 @@ def test_wandb_writes_an_offline_run(tmp_path, tiny_config, monkeypatch):
     assert write_two(run, tiny_config, "wandb", 1, 2) == []
     identity = json.loads((run.path / "loggers.json").read_text())["wandb"]
     (written,) = (run.path / "wandb").glob(f"offline-run-*/run-{identity}.wandb")
-    deadline = time.monotonic() + 60  # the process of W&B may write a moment after it has said so
+    deadline = time.monotonic() + 240  # the process of W&B may write a moment after it has said so
     while b"verdict" not in written.read_bytes() and time.monotonic() < deadline:
         time.sleep(0.05)
     content = written.read_bytes()
@@ -190,5 +190,5 @@ def test_a_background_logger_writes_in_order():
     for step in range(10):
         logger.write({"step": step})
     logger.end()
-    assert logger.is_done(time.monotonic() + 30)
+    assert logger.is_done(time.monotonic() + 240)
     assert seen == list(range(10))

@@ -26,6 +26,7 @@ from .engine import TooLarge
 
 HEARTBEAT_SECONDS = 30
 GRACE_SECONDS = 120
+"""Time without a heartbeat after which a worker counts as dead."""
 MAX_DEATHS = 3
 """Deaths of its workers after which a trial is given up."""
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -37,10 +38,8 @@ TOO_LARGE = "too large"
 never begun because there were enough, ended since memory ran out, with the words of that error."""
 
 
-def open_storage(
-    url: str, *, heartbeat: int = HEARTBEAT_SECONDS, grace: int = GRACE_SECONDS
-) -> RDBStorage:
-    """Open the storage of a search; after ``grace`` seconds without heartbeat a worker is dead."""
+def open_storage(url: str) -> RDBStorage:
+    """Open the storage of a search, whose workers send heartbeats."""
     is_sqlite = url.startswith("sqlite")
     kind = url.partition("://")[0]  # the rest may hold a password
     engine: dict[str, Any] = {"pool_pre_ping": True}
@@ -51,7 +50,10 @@ def open_storage(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             storage = RDBStorage(
-                url, engine_kwargs=engine, heartbeat_interval=heartbeat, grace_period=grace
+                url,
+                engine_kwargs=engine,
+                heartbeat_interval=HEARTBEAT_SECONDS,
+                grace_period=GRACE_SECONDS,
             )
     except ImportError as error:
         why = error.__cause__ or error
