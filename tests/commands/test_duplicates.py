@@ -60,6 +60,16 @@ def test_copies_of_photographs(command, short_run, photos, tmp_path):
         assert image.height > 2 * 112
 
 
+def test_a_link_never_comes_before_its_file(command, short_run, photos, tmp_path):
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    (folder / "b" / "l.png").symlink_to(folder / "a" / "a-7.png")  # the shortest name of all
+    out = tmp_path / "copies.csv"
+    assert command("duplicates", short_run.path, "--data", folder, "--out", out)[0] == 0
+    with out.open(newline="") as file:
+        kinds = {row["image"]: row["copy"] for row in csv.DictReader(file)}
+    assert (kinds["a/a-7.png"], kinds["b/l.png"]) == ("first", "exact")
+
+
 def test_the_threshold_is_measured(short_run, photos):
     found = deepbregman.duplicates(short_run, data=str(photos))
     assert 0.5 < found.threshold < 1.0

@@ -1,6 +1,7 @@
 """Duplicates among images: those with the same content, and those with nearly the same features."""
 
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data import ArrayImages, FileImages, Progress
-from deepbregman.data.images import count_bytes, group_identical
+from deepbregman.data.images import ImagePlace, count_bytes, group_identical
 from deepbregman.errors import UserError
 from deepbregman.files import create_csv
 from deepbregman.runs import Record
@@ -139,7 +140,9 @@ def find_duplicates(
         places = [place for part in files for place in part.places]
         sizes = {i: count_bytes(places[i]) for group in groups for i in group}
         lengths = [len(name.rpartition("/")[2]) for name in names]  # a copy's is longer: "a (1)"
-        groups = [sorted(g, key=lambda i: (-sizes[i], lengths[i], i)) for g in groups]
+        # Who keeps the first and deletes the others must not be left with a link to nothing.
+        links = {i for i in sizes if _is_link(places[i])}
+        groups = [sorted(g, key=lambda i: (-sizes[i], i in links, lengths[i], i)) for g in groups]
     groups.sort(key=lambda group: (-len(group), group[0]))
     shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]
     pixels = gallery.pictures(shown) if with_pixels else {}
@@ -161,6 +164,11 @@ def find_duplicates(
     if out is not None:
         _write(out, found)
     return found
+
+
+def _is_link(place: ImagePlace) -> bool:
+    """Whether a file, or a folder that it lies in, is a symbolic link."""
+    return isinstance(place, Path) and os.path.realpath(place) != os.path.abspath(place)
 
 
 def choose_thresholds(opened: OpenedRun, gallery: Gallery, features: Tensor) -> tuple[float, float]:
