@@ -278,6 +278,9 @@ def test_low_accuracy_after_a_short_training_is_told(
     again = f"`deepbregman pretrain {photos} --encoder.weights {copy.path} --budget TIME --run NEW`"
     words = f"training was short: up to {enough} epochs improve the result: {again}\n"
     assert capsys.readouterr().out.count(words) == int(is_said)
+    (copy.path / "result.json").unlink()  # not finished: then it has a schedule to go on with
+    show(replace(found, expected=found.expected._replace(value=expected)), Console(width=1000))
+    assert "training was short" not in capsys.readouterr().out
 
 
 def test_labels_that_differ_in_case_are_pointed_out(run, tmp_path):
@@ -299,6 +302,45 @@ def test_class_folders_with_copies_and_strangers(command, run, photos, tmp_path)
     assert given == set(FEW)  # found by their bytes
     assert found.labels == [name.partition("-")[0] for name in found.names]
     assert found.measured is None
+
+
+def test_new_photos_are_labelled_by_those_of_the_run(command, run, photos, tmp_path):
+    new = tmp_path / "new"
+    new.mkdir()
+    for index in range(5):  # the colours change places, so a name must not be taken for another
+        shutil.copy(photos / f"blue-{index + 8}.png", new / f"a-{index}.png")
+        shutil.copy(photos / f"red-{index + 8}.png", new / f"b-{index}.png")
+    shutil.copy(photos / "red-3.png", new / "known.png")
+    few, out = write_table(tmp_path / "few.csv", *FEW), tmp_path / "new.csv"
+    words = ("label", run.path, "--labels", few, "--data", new, "--suggest", 2, "--out", out)
+    code, said, err = command(*words)
+    assert (code, err) == (0, "")
+    with out.open(newline="") as file:
+        found = {row["image"]: (row["label"], row["given"]) for row in csv.DictReader(file)}
+    right = {"a": ("blue", "no"), "b": ("red", "no"), "known.png": ("red", "yes")}
+    assert found == {path.name: right[path.name.partition("-")[0]] for path in new.iterdir()}
+    said = " ".join(said.split())
+    assert "from 8 labelled images; this holds for images like these" in said
+    assert "add these, with their labels, to what --labels names" in said
+    shutil.copy(photos / "blue-9.png", new / "red-0.png")
+    out.unlink()
+    code, said, err = command(*words)
+    assert code == 0
+    assert "note: 1 labelled name ('red-0.png') is an image of both" in err
+    with out.open(newline="") as file:
+        assert {row["image"]: row["given"] for row in csv.DictReader(file)}["red-0.png"] == "yes"
+
+
+def test_suggested_photos_of_the_run_do_not_count_elsewhere(run, photos, tmp_path):
+    table = write_table(tmp_path / "few.csv", *FEW)
+    lines = table.read_text().splitlines()
+    marked = [f"{line},{'yes' if i in (4, 8) else ''}" for i, line in enumerate(lines[1:], 1)]
+    table.write_text("\n".join([f"{lines[0]},suggested", *marked]) + "\n")
+    new = tmp_path / "new"
+    new.mkdir()
+    shutil.copy(photos / "red-9.png", new / "x.png")
+    found = deepbregman.label(run, table, data=str(new), suggest=0)
+    assert (found.num_examples, found.num_suggested) == (8, 2)
 
 
 def test_digits_have_the_accuracy_that_is_expected(short_run):

@@ -43,7 +43,8 @@ def test_a_verb_that_looks_at_images_says_that_the_run_is_not_finished(
     (run / "result.json").unlink()
     code, _, err = command(*words, tmp_path / "half.npz")
     assert code == 0
-    assert f"run {run} is not finished: its encoder has seen 0.3333 of 2 epochs" in err
+    words = f"run {run} is not finished: its encoder has seen 0.3333 of 2 epochs"
+    assert f"{words}; to continue it: deepbregman pretrain --resume {run}" in err
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError
+from deepbregman.config import Config
+from deepbregman.errors import UserError, notify
 from deepbregman.reporting.screen import draw_rows
-from deepbregman.runs import Run, check_new_file
+from deepbregman.runs import Run, check_new_file, is_complete
 from deepbregman.terminal import (
     MaybePath,
     MaybeText,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Source
+    from deepbregman.data.labels import GivenLabel
     from deepbregman.evaluation.gallery import Pixels
     from deepbregman.evaluation.labelling import Labelling
     from deepbregman.evaluation.predicting import ExpectedAccuracy
@@ -85,7 +87,8 @@ def label(
         labels: CSV file with the columns image and label, or a folder with a sub-folder for each
             class; at least two classes need 2 images or more. In Python also a mapping from image
             to label. See above for what happens without labels.
-        data: A dataset instead of the run's own.
+        data: A dataset instead of the run's own. In a folder of new photos, the labels may be those
+            of the run's folder.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
             nearest class by the divergence over a bank of the images. By default all.
@@ -116,6 +119,8 @@ def label(
 
     given = read_labels(labels)
     opened = Run.open(run)
+    if data is not None and source is None:
+        given = _find_in_run(opened.config, data, given)
     if source is None:
         named = (each.image for each in given if not each.is_file)
         unknown, example = find_unknown_images(opened.config, data, named)
@@ -139,6 +144,38 @@ def label(
         return found
     write_sheet(Path(sheet), found)
     return replace(found, sheet=Path(sheet))
+
+
+def _find_in_run(config: Config, data: str, labels: "list[GivenLabel]") -> "list[GivenLabel]":
+    """Take labels of images that are only in the run's own folder as those of files from there."""
+    from deepbregman.data.datasets import find_source
+    from deepbregman.data.folders import quote_some
+
+    try:
+        (known, own), (_, folder) = find_source(config.data.source), find_source(data)
+    except UserError:
+        return labels  # left to what opens the data
+    if known is not None or not (own.is_dir() and folder.is_dir()) or own.samefile(folder):
+        return labels
+    found, both = [], []
+    for label in labels:
+        name = label.image.removeprefix("'")  # as a table protects it
+        place, here = own / name, folder / name
+        if label.is_file or not place.is_file():
+            found.append(label)
+        elif here.is_file():
+            found.append(label)
+            both += [name] * (here.read_bytes() != place.read_bytes())
+        else:
+            found.append(label._replace(image=str(place), is_file=True))
+    if both:
+        names = f"{count_words(len(both), 'labelled name')} ({quote_some(both)})"
+        notify(
+            f"{names} {'is an image' if len(both) == 1 else 'are images'} of both {own} and "
+            f"{folder}: taken as of {folder}; if not, move the photos there into a sub-folder",
+            stacklevel=3,
+        )
+    return found
 
 
 class FirstImages(NamedTuple):
@@ -247,21 +284,21 @@ def show(found: "Labelling", console: Console) -> None:
     console.print(draw_rows("labels", columns, rows))
     for words in _find_surprises(found):
         say(console, f"warning: {words}", "yellow")
-    suggested = int(found.suggested.sum())
+    suggested = found.num_suggested
     drawn = found.num_examples - suggested
     images = count_words(drawn or suggested, "labelled image")
     if drawn and suggested:
         images += f"; the {suggested} that were suggested teach, but do not count here"
-    say(
-        console,
-        f"expected accuracy: {_describe(found.expected)}, from {images}; this holds for the other "
-        "images if you chose these at random",
-    )
+    has_outside = found.num_examples > int(found.given.sum())
+    holds = "images like these" if has_outside else "the other images if you chose these at random"
+    accuracy = _describe(found.expected)
+    say(console, f"expected accuracy: {accuracy}, from {images}; this holds for {holds}")
     if found.expected.high - found.expected.low > WIDE:
         words = "with 4 times as many labels, drawn at random, it is about half as wide"
         say(console, f"the interval is wide; {words}")
     trained = Run.open(found.run)
-    if found.expected.value < LOW and (short := say_short(trained, trained.config)):
+    short = say_short(trained, trained.config) if is_complete(trained) else ""
+    if found.expected.value < LOW and short:
         say(console, f"training was short: {short}")
     if is_uneven:
         which = " with two labels or more" * (1 in found.class_sizes)
@@ -284,7 +321,10 @@ def show(found: "Labelling", console: Console) -> None:
         say(console, f"labels: {found.table}")
     if found.sheet is not None:
         say(console, f"sheet: {found.sheet}")
-    if found.table is not None and found.suggestions:
+    if found.table is not None and found.suggestions and has_outside:
+        words = "add these, with their labels, to what --labels names"
+        say(console, f"to improve the labels: {words}; then repeat this command with another --out")
+    elif found.table is not None and found.suggestions:
         say(
             console,
             "to improve the labels: label these in the page of the next command and save "

@@ -15,6 +15,7 @@ from deepbregman.data import FileImages, Images, ResidentBatches, Source, Split
 from deepbregman.errors import UserError, notify, require_known
 from deepbregman.runs import Run, is_complete
 from deepbregman.terminal import ReportProgress, ignore_progress
+from deepbregman.training.faults import name_resume
 
 from .features import Features, SplitFeatures, compute_features
 from .inputs import LoadedRun, load_run
@@ -108,7 +109,8 @@ def open_run(
     epochs = loaded.config.training.epochs
     if loaded.epoch < epochs and not is_complete(run):
         words = f"its encoder has seen {loaded.epoch:.4g} of {epochs} epochs"
-        notify(f"run {run.path} is not finished: {words}", stacklevel=4)
+        again = name_resume(loaded.config, run.path)
+        notify(f"run {run.path} is not finished: {words}; to continue it: {again}", stacklevel=4)
     return OpenedRun(loaded, opened, name, changed)
 
 

@@ -56,6 +56,8 @@ class Labelling(Prediction):
     given: Tensor  # (N,) bool: labelled by the user
     suggested: Tensor
     """(N,) bool: labelled by the user because `label` had suggested it."""
+    num_suggested: int
+    """Such images, those from outside the data among them."""
     suggestions: list[Suggestion]
     class_sizes: tuple[int, ...]
     """Labelled images of each class, those from outside the data among them."""
@@ -96,18 +98,16 @@ def label_images(
     allowed = opened.choose_measures(kinds, KINDS)
     gallery = open_gallery(opened, "all", progress)
     names, features = gallery.names, gallery.features
-    known, extra, suggested = match_images(given, gallery)
-    every = [*known.values(), *extra.values()]
+    known, outside, suggested = match_images(given, gallery)
+    every = list(known.values())
     check_counts(every, "labels")
-    if len(known) == len(names):
+    if len(known) - len(outside) == len(names):
         raise UserError(f"all {len(names)} images of {opened.data!r} have labels: none is left")
     classes = tuple(sorted(set(every)))
-    labels = torch.full((len(names) + len(extra),), -1)
-    labels[[*known, *range(len(names), len(labels))]] = torch.tensor(
-        list(map(classes.index, every))
-    )
-    if extra:
-        files = open_files(list(extra), image_size=opened.loaded.config.data.image_size)
+    labels = torch.full((len(names) + len(outside),), -1)
+    labels[list(known)] = torch.tensor(list(map(classes.index, every)))
+    if outside:
+        files = open_files(outside, image_size=opened.loaded.config.data.image_size)
         features = join_features([features, opened.compute(files)])
     is_suggested = torch.zeros(len(labels), dtype=torch.bool)
     is_suggested[list(suggested)] = True
@@ -134,6 +134,7 @@ def label_images(
         classes=classes,
         given=is_given,
         suggested=is_suggested[: len(names)],
+        num_suggested=len(suggested),
         suggestions=[
             Suggestion(names[i], classes[int(guesses[i])], float(best[i]), pixels.get(i))
             for i in chosen
@@ -166,37 +167,38 @@ def _measure(
 
 def match_images(
     given: Sequence[GivenLabel], gallery: Gallery
-) -> tuple[dict[int, str], dict[Path, str], set[int]]:
+) -> tuple[dict[int, str], list[Path], set[int]]:
     """Find the images that labels are given to.
 
-    A name is that of the gallery, a path, or the last part of a path if it is unique. A file of a
-    class folder is the image with the same bytes, or an example of its own.
+    A name is that of the gallery, a path, or the last part of a path if it is unique. A file is the
+    image with the same bytes, or an example of its own.
 
     Returns:
-        The label by position in the gallery; the label by path of files from elsewhere; and the
-        positions of images that had been suggested.
+        The label by position; the files from elsewhere, whose positions follow those of the
+        gallery; and the positions of images that had been suggested.
     """
-    finder = _Finder(gallery)
+    finder, names = _Finder(gallery), gallery.names
     labels: dict[int, str] = {}
-    extra: dict[Path, str] = {}
+    outside: dict[Path, int] = {}
     suggested: set[int] = set()
     unknown = []
     for image, label, is_file, is_suggested in given:
         index = finder.find_copy(Path(image)) if is_file else finder.find(image)
         if index is None and is_file:
-            extra[Path(image)] = label
-        elif index is None:
+            index = outside.setdefault(Path(image), len(names) + len(outside))
+        if index is None:
             unknown.append(image)
-        elif labels.setdefault(index, label) != label:
+            continue
+        if labels.setdefault(index, label) != label:
+            name = names[index] if index < len(names) else image
             raise UserError(
-                f"labels: {gallery.names[index]!r} is {labels[index]!r} and {label!r}; give each "
-                "image one label"
+                f"labels: {name!r} is {labels[index]!r} and {label!r}; give each image one label"
             )
-        elif is_suggested:
+        if is_suggested:
             suggested.add(index)
     if unknown:
-        raise refuse_names(unknown, len(given), gallery.names[0])
-    return labels, extra, suggested
+        raise refuse_names(unknown, len(given), names[0])
+    return labels, list(outside), suggested
 
 
 class _Finder:
