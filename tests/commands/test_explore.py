@@ -1,6 +1,7 @@
 """Exploring as a user does it: the verb, the file that it writes, and its errors."""
 
 import base64
+import csv
 import io
 import json
 import re
@@ -45,6 +46,9 @@ def test_digits_with_labels_for_a_few(command, short_run, few_digits, tmp_path):
     classes = [data["columns"][3]["categories"][i] for i in read(text, "column-3", "<u2")]
     assert classes[:200] == [str(label) for label in truth]
     assert int(read(text, "column-2", "<u2").sum()) == 20  # to label next
+    with (tmp_path / "all.csv").open() as file:
+        ranks = {row["image"]: row["label next"] for row in csv.DictReader(file)}
+    assert [ranks[data["names"][i]] for i in data["queue"]] == list(map(str, range(1, 21)))
     given = [line.split(",") for line in lines]
     assert sorted([f"train:{i}", label] for i, label in data["labels"]) == sorted(given)
     # The nearest by both measures are what a search finds.
@@ -66,12 +70,13 @@ def test_images_to_label_are_large_and_whole(command, short_run, tmp_path):
     photos.mkdir()
     for index in range(4):
         Image.effect_noise((400, 300), 50).save(photos / f"{index}.png")
-    (tmp_path / "few.csv").write_text("image,label\n1.png,\n2.png,\n3.png,cat\n")
+    (tmp_path / "few.csv").write_text("image,label\n2.png,\n1.png,\n3.png,cat\n")
     words = (short_run.path, "--data", photos, "--labels", tmp_path / "few.csv")
     assert command("explore", *words, "--out", tmp_path / "few.html")[0] == 0
     text = (tmp_path / "few.html").read_text()
     data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
-    assert [data["names"][place] for place in data["large"]] == ["1.png", "2.png"]
+    assert [data["names"][place] for place in data["queue"]] == ["2.png", "1.png"]  # as drawn
+    assert sorted(data["large"]) == sorted(data["queue"])
     for place in data["large"]:
         picture = io.BytesIO(read(text, f"large-{place}", "u1").tobytes())
         assert Image.open(picture).size == (320, 240)

@@ -121,17 +121,19 @@ def test_labels_of_a_table(tmp_path):
     path = tmp_path / "all.csv"
     path.write_text("image,label,probability\na.png,cat,0.9\n'=b.png,dog,0.5\n")
     found = read_given(path, ["=b.png", "a.png", "c.png"])
-    assert found == (["dog", "cat", None], [0.5, 0.9, 0.0], *[[False] * 3] * 3)
+    no = [False] * 3
+    assert found == (["dog", "cat", None], [0.5, 0.9, 0.0], no, [], no)
     path.write_text("image,label\na.png,cat\n")
-    no = [False, False]
-    assert read_given(path, ["a.png", "b.png"]) == (["cat", None], None, [True, False], no, no)
+    assert read_given(path, ["a.png", "b.png"]) == (
+        *(["cat", None], None, [True, False], [], [False, False]),
+    )
     path.write_text("image,label,probability,given\na.png,cat,1,Yes\nb.png,dog,0.5,no\n")
     assert read_given(path, ["a.png", "b.png"]).by_user == [True, False]
-    path.write_text("image,label,label next\na.png,cat,\nb.png,dog,1\nc.png,,\n")
-    found = read_given(path, ["a.png", "b.png", "c.png", "d.png"])
-    assert found.wanted == [False, True, True, False]
-    assert found.by_user == [True, True, False, False]
-    assert found.suggested == [False, True, False, False]
+    path.write_text("image,label,label next\nc.png,,\na.png,cat,\nd.png,cat,10\nb.png,dog,2\n")
+    found = read_given(path, ["a.png", "b.png", "c.png", "d.png", "e.png"])
+    assert found.queue == [1, 3, 2]  # the most useful first, then as the table has them
+    assert found.by_user == [True, True, False, True, False]
+    assert found.suggested == [False, True, False, True, False]
 
 
 @pytest.mark.parametrize(

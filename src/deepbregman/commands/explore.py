@@ -116,9 +116,7 @@ def explore(
     if format == "parquet":
         write_parquet(out, page, pixels)
     else:
-        wanted = [] if found.given is None else found.given.wanted
-        places = [place for place, is_wanted in enumerate(wanted) if is_wanted][:MOST_LARGE]
-        pictures = found.gallery.pictures(places, LARGE_SIDE)
+        pictures = found.gallery.pictures(page.queue[:MOST_LARGE], LARGE_SIDE)
         larger = {place: each for place, each in pictures.items() if max(each.shape) > side}
         page = page._replace(large=draw_large(larger))
         write_page(out, page, draw_sheets(pixels, side))
@@ -155,15 +153,15 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
         return Column(title, np.array(values), names, has_none)
 
     columns = []  # the map is coloured by the first
-    given, labels, suggested = found.given, {}, []
+    given, labels, suggested, queue = found.given, {}, [], []
     if given is not None:
         if any(given.labels):
             columns.append(category("predicted label", given.labels))
         if given.probabilities is not None:
             columns.append(Column("confidence", np.array(given.probabilities)))
-        if any(given.wanted):
-            kinds = ("others", "yes")
-            columns.append(Column("label next", np.array(given.wanted), kinds, has_none=True))
+        if queue := given.queue:
+            asked, kinds = np.isin(np.arange(len(found.names)), queue), ("others", "yes")
+            columns.append(Column("label next", asked, kinds, has_none=True))
         suggested = [place for place, was_suggested in enumerate(given.suggested) if was_suggested]
         pairs = enumerate(zip(given.labels, given.by_user, strict=True))
         labels = {place: label for place, (label, known) in pairs if known and label is not None}
@@ -193,4 +191,5 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
         subnetworks,
         labels,
         tuple(suggested),
+        tuple(queue),
     )

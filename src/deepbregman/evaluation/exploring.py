@@ -72,8 +72,9 @@ class Given(NamedTuple):
     probabilities: list[float] | None
     by_user: list[bool]
     """Whether the user gave the label; the others are predicted."""
-    wanted: list[bool]
-    """Whether the table asks for a label: it has none yet, or it would teach much."""
+    queue: list[int]
+    """Images that the table asks to label, having no label yet, or teaching much: by their rank,
+    then in the order of the table, which is random where `label` drew them."""
     suggested: list[bool]
     """Whether `label` suggested the image."""
 
@@ -313,11 +314,17 @@ def read_given(path: Path, names: Sequence[str]) -> Given:
         except ValueError:
             raise UserError(f"labels {str(path)!r}: a probability is not a number") from None
     unsaid = "yes" if probabilities is None else "no"
+    places = {name: place for place, name in enumerate(names)}
+    asked = {  # a name may be there twice, see above
+        places[name]: int(rank) if (rank := row.get("label next") or "").isdecimal() else math.inf
+        for name, row in found.items()
+        if name in places and (row.get("label next") or not row["label"])
+    }
     return Given(
         [row["label"] or None for row in rows],
         probabilities,
         [bool(row["label"]) and is_yes(row.get("given") or unsaid) for row in rows],
-        ["image" in row and bool(row.get("label next") or not row["label"]) for row in rows],
+        sorted(asked, key=asked.__getitem__),
         [was_suggested(row) for row in rows],
     )
 

@@ -582,22 +582,21 @@
     return toText([["image", "label", ...say("suggested")], ...lines]);
   };
   // Images that the table asks to label, one after the other; one that stays without label comes again.
-  const asking = columns.find((column) => column.title === "label next");
-  const isWanted = (index) => Boolean(asking?.values()[index]);
-  const wanted = () => [...Array(count).keys()].filter((i) => isWanted(i) && !labels.has(i));
+  const wanted = () => data.queue.filter((i) => !labels.has(i));
   const openNext = () => {
-    const left = wanted();
-    open(left.find((i) => i > current) ?? left[0], true);
+    const later = data.queue.slice(data.queue.indexOf(current) + 1);
+    open(later.find((i) => !labels.has(i)) ?? wanted()[0], true);
     find("label").select(); // the next word replaces it
   };
   find("next").addEventListener("click", openNext);
   const MOST_NAMES = 20;
   const showLabels = () => {
-    const left = asking ? wanted().length : 0;
+    const asks = data.queue.length > 0;
+    const left = wanted().length;
     const gives = current >= 0 || numChosen > 0;
     const names = [...new Set(labels.values())].sort();
-    find("labelling").hidden = !gives && !labels.size && !asking;
-    find("queue").hidden = !asking;
+    find("labelling").hidden = !gives && !labels.size && !asks;
+    find("queue").hidden = !asks;
     find("next").disabled = !left;
     find("left").textContent = left ? `${left.toLocaleString("en")} left` : "all are labelled";
     find("give").hidden = find("names").hidden = !gives;
@@ -613,7 +612,7 @@
   };
   const giveLabel = (label) => {
     const give = (index) => (label ? labels.set(index, label) : labels.delete(index)); // none takes it back
-    const goesOn = !numChosen && label && isWanted(current) && wanted().some((i) => i !== current);
+    const goesOn = !numChosen && label && data.queue.includes(current) && wanted().some((i) => i !== current);
     if (numChosen) chosen.forEach((is, i) => is && give(i));
     else give(current);
     unsaved = true;

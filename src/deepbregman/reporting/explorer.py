@@ -74,6 +74,8 @@ class Explorer(NamedTuple):
     """Labels that the user has given, by the place of the image."""
     suggested: tuple[int, ...] = ()
     """Places of images that `label` suggested; the table of labels that the page saves says so."""
+    queue: tuple[int, ...] = ()
+    """Places of images to label, one after the other."""
     large: Mapping[int, bytes] = MappingProxyType({})
     """Larger pictures of some images, whole, as JPEG files."""
 
@@ -162,6 +164,7 @@ def render(explorer: Explorer, sheets: Sequence[bytes]) -> str:
         ],
         "labels": sorted(explorer.labels.items()),
         "suggested": explorer.suggested,
+        "queue": explorer.queue,
         "large": list(explorer.large),
         "k": explorer.neighbours[0].indices.shape[1] if explorer.neighbours else 0,
         "neighbours": [{"title": each.title} for each in explorer.neighbours],
