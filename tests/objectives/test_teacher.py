@@ -144,6 +144,18 @@ def test_momentum_after_n_steps_in_closed_form():
     assert torch.equal(teacher.network.weight, student.weight)
 
 
+def test_a_weight_that_two_layers_share_moves_once():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
+    second.weight = first.weight
+    student = nn.Sequential(first, nn.Sequential(nn.ReLU(), second))
+    teacher = Teacher(student, momentum=0.5)
+    before = first.weight.detach().clone()
+    with torch.no_grad():
+        first.weight += 1.0
+    teacher.update(student)
+    torch.testing.assert_close(teacher.network[1][1].weight, before + 0.5)
+
+
 def test_momentum_rises_to_one():
     assert momentum_at(0.9, "constant", 0.5) == 0.9
     assert momentum_at(0.9, "cosine", 0.0) == pytest.approx(0.9)

@@ -36,7 +36,9 @@ def make_step(smoothing: float = 0.0, num_subnetworks: int = 4, weight: float = 
 
 def diagnose(h: Tensor, z: Tensor, scores: Tensor | None, smoothing: float) -> dict[str, float]:
     step = make_step(smoothing, weight=0.0 if scores is None else 1.0)
-    return diagnostics.diagnose(step, StepOutputs(z.new_zeros(()), {}, z, None, h, scores))
+    return diagnostics.diagnose(
+        step, StepOutputs(z.new_zeros(()), {}, z.new_zeros(1), z, None, h, scores)
+    )
 
 
 def warnings(record: dict[str, float], num_subnetworks: int, num_samples: int) -> list[str]:

@@ -28,6 +28,7 @@ class StepOutputs(NamedTuple):
 
     total: Tensor
     terms: dict[str, Tensor]
+    losses: Tensor  # (1 + T,) the total and its terms
     student: Tensor  # (M, N, d) of every process
     teacher: Tensor | None  # (M', N, d) of every process
     representation: Tensor  # (M, n, h) of this process
@@ -129,9 +130,11 @@ class Step(nn.Module):
                 f"no loss term of {type(self.objective).__name__} depends on a weight that is "
                 "trained: leave out detach() and torch.no_grad() where the loss is computed"
             )
+        detached = {name: terms[name].detach() for name in self.term_names}
         return StepOutputs(
             total,
-            {name: terms[name].detach() for name in self.term_names},
+            detached,
+            torch.stack([total.detach(), *detached.values()]),
             outputs.student.detach(),
             targets,
             outputs.representation.detach(),

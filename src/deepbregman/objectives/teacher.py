@@ -47,8 +47,7 @@ def _require_share(momentum: float) -> None:
 @torch.no_grad()
 def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
     """Set the weights of a network to ``momentum * its own + (1 - momentum) * the other's``."""
-    theirs: list[Tensor] = list(fast.parameters())
-    mine: list[Tensor] = list(slow.parameters())
+    theirs, mine = list_weights(fast), list_weights(slow)
     if len(mine) != len(theirs):
         raise ValueError(
             f"the network has {len(theirs)} weights and its teacher {len(mine)}: give the network "
@@ -61,6 +60,20 @@ def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
                 f"{tuple(own.shape)}: give the network that the teacher was made from"
             )
     torch._foreach_lerp_(mine, theirs, 1.0 - momentum)
+
+
+def list_weights(network: nn.Module) -> list[Tensor]:
+    """List the weights of a network, each once.
+
+    A teacher needs two such lists at each step. ``parameters()`` takes three times as long, and
+    the step of a small network waits for the host.
+    """
+    found: dict[Tensor, None] = {}
+    modules = [network]
+    for module in modules:  # grows meanwhile
+        found.update((weight, None) for weight in module._parameters.values() if weight is not None)
+        modules += (each for each in module._modules.values() if each is not None)
+    return list(found)
 
 
 def momentum_at(momentum: float, schedule: str, progress: float, final: float = 1.0) -> float:

@@ -79,6 +79,10 @@ class Pretraining:
         self.notes: list[str] = [] if found is None else found.notes
         self.changes: checkpoints.Changes = {} if found is None else found.changes
         self.wrapped_step, self.optimiser = fabric.setup(self.step_module, optimiser)
+        # The host is the slower side of a small step. So one process does without the wrapper,
+        # which looks through all inputs and outputs, and nothing is divided step by step.
+        self.called_step = self.step_module if fabric.world_size == 1 else self.wrapped_step
+        self.part = torch.tensor(1.0 / config.training.accumulate, device=fabric.device)
         self.guard = Guard(self.step_module, optimiser, fabric, config)
         self.step = self.saved_step = 0
         self.term_names = ("total", *self.step_module.weights)
@@ -276,12 +280,11 @@ class Pretraining:
             self.share.seed_dropout(draw)
             more = part < accumulate - 1
             with self.fabric.no_backward_sync(self.wrapped_step, enabled=more):
-                outputs: StepOutputs = self.wrapped_step(
+                outputs: StepOutputs = self.called_step(
                     batch.images, batch.sizes, uniforms, samples
                 )
-                self.fabric.backward(outputs.total / accumulate)
-            values = [outputs.total.detach(), *outputs.terms.values()]
-            losses += torch.stack(values) / accumulate
+                torch.autograd.backward(outputs.total, self.part)
+            losses.add_(outputs.losses, alpha=1.0 / accumulate)
         if not self.guard.should_skip(losses, self.step):
             self.sums += losses
             self.optimiser.step()
