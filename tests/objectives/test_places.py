@@ -49,6 +49,21 @@ def test_jensen_and_shannons_estimate():
     assert float(jensen_shannon(Z, PLACES)) == pytest.approx(mean(own) + mean(others), rel=1e-9)
 
 
+def test_losses_of_places_are_in_float32_after_scores_in_bfloat16():
+    """A million scores are bfloat16 products where a run is mixed; what follows is exact."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for loss in (jensen_shannon, info_nce_of_places):
+            found = loss(Z.float(), PLACES.float())
+            assert found.dtype == torch.float32
+            assert float(found) == pytest.approx(float(loss(Z, PLACES)), rel=0.02)
+        predicted, own, others = normal(6, 3), normal(6, 3, seed=1), normal(5, 3, seed=2)
+        itself = torch.zeros(6, 5, dtype=torch.bool)
+        exact = patch_info_nce(predicted, own, others, itself)
+        found = patch_info_nce(predicted.float(), own.float(), others.float(), itself)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_deep_infomax_compares_the_whole_of_a_view_with_places_of_one_stage(stage):
     objective = build_step(configure("dim", **{"objective.stage": stage})).double().objective.eval()

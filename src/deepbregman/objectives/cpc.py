@@ -48,7 +48,8 @@ class CPC(Objective, settings=CPCSettings):
         z = _join(z, shape, gather)  # (M, N, G, G, d)
         context = _join(context.flatten(0, 1), (-1, shape[1]), gather)  # (D * M, N, G, G, d)
         context = context.view(-1, *z.shape)
-        loss = self._predict(widen(context), self._turn(widen(z)), samples.random)
+        with self.autocast():
+            loss = self._predict(context, self._turn(z), samples.random)
         h = h.detach().mean(dim=1).view(*shape, -1)
         return Outputs({"prediction": loss}, z.mean(dim=(2, 3)), None, h)
 
@@ -174,6 +175,6 @@ def patch_info_nce(predicted: Tensor, own: Tensor, others: Tensor, itself: Tenso
     Returns:
         (..., B)
     """
-    positive = (predicted * own).sum(dim=-1)  # (..., B)
-    negative = (predicted @ others.mT).masked_fill(itself, -torch.inf)  # (..., B, m)
+    positive = (widen(predicted) * widen(own)).sum(dim=-1)  # (..., B)
+    negative = widen(predicted @ others.mT).masked_fill(itself, -torch.inf)  # (..., B, m)
     return F.softplus(negative.logsumexp(dim=-1) - positive)
