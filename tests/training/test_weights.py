@@ -1,5 +1,6 @@
 """Where an encoder starts from: equal weights, new heads, and a refusal by name."""
 
+import argparse
 import json
 
 import pytest
@@ -16,6 +17,7 @@ from deepbregman.method.networks import Encoder, build_encoder
 from deepbregman.objectives import Step, build_step
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
+from deepbregman.training.checkpoints import load_trained_encoder
 from deepbregman.training.weights import find_weights
 
 MEAN, DEVIATION = (0.4, 0.5, 0.3), (0.2, 0.3, 0.25)
@@ -132,9 +134,35 @@ def test_an_encoder_inside_another_method_is_found_by_its_names(resnet, classifi
     torch.save({"state_dict": inside}, path)
     expected = {name: t for name, t in classifier.items() if not name.startswith("fc.")}
     assert_equal(trunk_of(start(resnet, path)), expected)
-    torch.save({"state_dict": inside | {f"teacher.{n}": t for n, t in classifier.items()}}, path)
-    with pytest.raises(UserError, match=r"2 times, as module.backbone.\* and teacher.\*"):
-        start(resnet, path)
+
+
+def test_one_network_of_a_file_with_several_is_chosen_by_its_name(classifier, tmp_path, command):
+    """As in the checkpoints of DINO, which hold the arguments of their program, too."""
+    path = tmp_path / "dino.pth"
+    student = {f"module.backbone.{name}": tensor + 1 for name, tensor in classifier.items()}
+    teacher = {f"backbone.{name}": tensor for name, tensor in classifier.items()}
+    others = {"optimizer": {"state": {0: torch.zeros(1)}}, "args": argparse.Namespace(lr=0.1)}
+    torch.save({"student": student, "teacher": teacher, "epoch": 3, **others}, path)
+
+    def begin(weights: object) -> tuple[int, str]:
+        code, _, err = command(
+            *("pretrain", "simclr", "--data", "digits", "--data.image-size", 96),
+            *("--training.epochs", 0, "--encoder.weights", weights, "--run", tmp_path / "run"),
+        )
+        return code, " ".join(err.split())
+
+    code, said = begin(path)
+    assert code == 2
+    assert f"holds 2 encoders: choose one by --encoder.weights {path}:NAME" in said
+    assert "NAME is student.module.backbone or teacher.backbone" in said
+    code, said = begin(f"{path}:techer")
+    assert code == 2
+    assert "holds no techer, but student, teacher" in said
+    assert begin(f"{path}:teacher")[0] == 0
+    expected = {name: t for name, t in classifier.items() if not name.startswith("fc.")}
+    assert_equal(load_trained_encoder(tmp_path / "run").trunk.state_dict(), expected)
+    record = json.loads((tmp_path / "run" / "provenance.json").read_text())["weights"]
+    assert record["from"] == f"{path}:teacher"
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

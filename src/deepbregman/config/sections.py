@@ -128,8 +128,9 @@ class EncoderSettings(Section):
     or timm:NAME, any architecture of timm; custom is a module of your own, given in Python."""
     weights: str = "auto"
     """Where training starts from: random weights, torchvision:NAME such as torchvision:DEFAULT,
-    timm, the folder of a run, or a file, also an export. The heads are always new. auto: those of
-    the tag if encoder.name has one, as in timm:NAME.tag, else random."""
+    timm, the folder of a run, a file, also an export, or FILE:NAME, one network of several in a
+    file. The heads are always new. auto: those of the tag if encoder.name has one, as in
+    timm:NAME.tag, else random."""
     stem: Literal["auto", "thumbnail", "standard"] = "auto"
     """First layers of a ResNet: auto keeps the resolution of images of up to 64 px."""
     normalise_pixels: bool = True

@@ -6,9 +6,10 @@ Nothing in a file is executed.
 """
 
 import pickle
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,9 @@ class StartingWeights:
         prefixes = [start for start in starts if all(start + n in self.trunk for n in names)]
         if len(prefixes) > 1:
             raise UserError(
-                f"encoder.weights: {self.origin} holds the encoder {len(prefixes)} times, as "
-                f"{' and '.join(f'{prefix}*' for prefix in prefixes)}: save the tensors of one of "
-                "them in a file of their own"
+                f"encoder.weights: {self.origin} holds {len(prefixes)} encoders: choose one by "
+                f"--encoder.weights {self.origin}:NAME, where NAME is "
+                f"{' or '.join(prefix[:-1] for prefix in prefixes)}"
             )
         return checkpoints.select_part(self.trunk, prefixes[0]) if prefixes else self.trunk
 
@@ -182,6 +183,9 @@ def _read_path(path: Path) -> StartingWeights:
     if is_run(path):
         return _read_checkpoint(Run.open(path).last_checkpoint)
     if not path.is_file():
+        file, colon, part = str(path).rpartition(":")
+        if colon and Path(file).is_file():
+            return _select_network(_read_path(Path(file)), part)
         raise UserError(
             f"encoder.weights is {str(path)!r}: no run and no file is there; give random, auto, "
             "torchvision:NAME such as torchvision:DEFAULT, timm, the folder of a run, or a file "
@@ -192,6 +196,18 @@ def _read_path(path: Path) -> StartingWeights:
     with path.open("rb") as file:
         is_checkpoint = file.read(24).startswith(b"deepbregman checkpoint ")
     return _read_checkpoint(path) if is_checkpoint else _read_torch_file(path)
+
+
+def _select_network(whole: StartingWeights, part: str) -> StartingWeights:
+    """Keep the tensors below one name; a checkpoint may hold a student and a teacher."""
+    trunk = {name: t for name, t in whole.trunk.items() if name.startswith(f"{part}.")}
+    if not trunk:
+        names = dict.fromkeys(name.partition(".")[0] for name in whole.trunk)
+        raise UserError(
+            f"encoder.weights: {whole.origin} holds no {part}, but {', '.join(names)}: name one of "
+            f"these, or give {whole.origin} alone"
+        )
+    return replace(whole, trunk=trunk, record={"from": f"{whole.origin}:{part}"})
 
 
 def _read_checkpoint(path: Path) -> StartingWeights:
@@ -213,7 +229,8 @@ def _read_safetensors(path: Path) -> StartingWeights:
 def _read_torch_file(path: Path) -> StartingWeights:
     with _explain_damage(path):
         try:
-            found = checkpoints.read_tensors(path.read_bytes())
+            with torch.serialization.safe_globals([Namespace]):  # DINO keeps its arguments so
+                found = checkpoints.read_tensors(path.read_bytes())
         except pickle.UnpicklingError:
             raise ValueError(
                 "it holds objects of Python, not tensors alone, and nothing from a file is "
@@ -222,9 +239,18 @@ def _read_torch_file(path: Path) -> StartingWeights:
         for name in WRAPPERS:
             if isinstance(found, dict) and isinstance(found.get(name), dict):
                 found = found[name]
-        if not isinstance(found, dict) or not all(
+        if isinstance(found, dict) and not any(isinstance(v, Tensor) for v in found.values()):
+            tables = {name: table for name, table in found.items() if isinstance(table, dict)}
+            found = {  # such as those of a student and of a teacher
+                f"{name}.{inner}": tensor
+                for name, table in tables.items()
+                for inner, tensor in table.items()
+                if isinstance(tensor, Tensor)
+            }
+        named = isinstance(found, dict) and all(
             isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
-        ):
+        )
+        if not named or not found:
             raise ValueError("it holds no dictionary of tensors by name")
     return StartingWeights(found, str(path), {"from": str(path)}, _read_pixels(path))
 
