@@ -60,7 +60,8 @@ def cluster(
 
     Args:
         run: Folder of the run.
-        clusters: Number of clusters. By default the number of classes, or 12 without labels.
+        clusters: Number of clusters. By default the number of classes; without labels the square
+            root of the number of images, at most 12.
         data: A dataset instead of the run's own; labels are not needed.
         by: features: k-means of normalised features. divergence: Bregman clustering of scores, by
             D(image || centroid). By default all that the run has.
@@ -129,7 +130,8 @@ def show(found: "Clustering", console: Console) -> None:
         for variant, part in parts.items()
     ]
     columns = ("clusters by", "distance within", "sizes, from cluster 0 on")
-    table = draw_rows(f"clusters of {len(found.names):,} images", columns, rows)
+    count = len(next(iter(parts.values())).sizes)
+    table = draw_rows(f"{count} clusters of {len(found.names):,} images", columns, rows)
     table.columns[2].justify = "left"
     console.print(table)
     if found.rows:

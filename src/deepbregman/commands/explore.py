@@ -72,8 +72,8 @@ def explore(
         data: A dataset instead of the run's own; labels are not needed.
         labels: CSV file of `deepbregman label`, to colour by its labels and probabilities, or by
             what is to be labelled.
-        clusters: Number of groups to colour by. By default the number of classes, or 12 without
-            labels.
+        clusters: Number of groups to colour by. By default the number of classes; without labels
+            the square root of the number of images, at most 12.
         split: Images to show.
         format: html: the page. parquet: a table in the layout that Embedding Atlas reads.
         seed: Seed of the map, the clusters, and the sample where there are too many images.

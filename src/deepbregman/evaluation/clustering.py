@@ -43,7 +43,7 @@ METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learn
 CONTROL = "embedding"
 """k-means of the embeddings that scores are of; only an evaluation asks for it."""
 CLUSTERS = 12
-"""Number of clusters if there are no classes, or one."""
+"""Largest number of clusters if there are no classes, or one."""
 RESTARTS = 10
 """Starts, of which the best is kept."""
 MAX_ITERATIONS = 300
@@ -374,9 +374,10 @@ def number_by_size(assignment: Tensor, count: int) -> Tensor:
 
 
 def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> int:
-    """Return the number of clusters: as given, or by the classes, where there are several."""
+    """Return the number of clusters: as given, or by the classes, or by the number of images."""
     if clusters is None:
-        clusters = num_classes if num_classes > 1 else min(CLUSTERS, num_images)
+        few = max(2, min(CLUSTERS, math.isqrt(num_images)))
+        clusters = num_classes if num_classes > 1 else few
     if not 2 <= clusters <= num_images:
         raise UserError(
             f"clusters is {clusters}: it must be from 2 to {num_images}, the number of images; one "
