@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from deepbregman import cluster, embed, search
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import override
 from deepbregman.errors import Notice, UserError
+from deepbregman.evaluation.clustering import count_clusters
 from deepbregman.method.bregman import soft_divergence
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
@@ -151,6 +153,18 @@ class TestSearch:
         for hit in everything.hits["cosine"]:
             assert hit.image.name.startswith(f"{hit.image.class_name}/")
 
+    def test_an_answer_from_the_index_lists_a_folder_once(self, command, run, photos, monkeypatch):
+        """A listing of 50,000 images takes half a second."""
+        words = ("search", run.path, "--data", photos, "--query", photos / "red" / "red-1.png")
+        _, first, _ = command(*words)
+        assert "\nred/red-1.png " in f"\n{first}"
+        assert "(red)" not in first  # the name tells the class
+        listed, scandir = [], os.scandir
+        monkeypatch.setattr(os, "scandir", lambda at: [listed.append(Path(at)), scandir(at)][1])
+        _, again, _ = command(*words)
+        assert again == first
+        assert listed.count(photos / "red") == 1
+
     def test_unreadable_images_can_be_skipped(self, command, plain, flat, tmp_path):
         shutil.copytree(flat, tmp_path / "some")
         (tmp_path / "some" / "broken.png").write_bytes(b"no image")
@@ -258,12 +272,17 @@ class TestCluster:
                 assert min(abs(value - agreement) for value in row["values"]) < 1e-9
                 assert row["value"] > 25.0  # far from chance, which is about 4
 
-    def test_without_labels_there_are_twelve(self, plain):
-        found = cluster(plain, seeds=1, by=["features"])
-        part = found.partitions["features"]
-        assert len(part.sizes) == 12
+    def test_without_labels_a_cluster_has_several_images(self, command, plain):
+        """Nine clusters of nine images would tell nothing."""
+        code, out, _ = command("cluster", plain.path, "--seeds", 1)
+        assert code == 0
+        assert "5 clusters of 30 images" in out
+        part = cluster(plain, seeds=1, by=["features"]).partitions["features"]
         assert list(part.sizes) == sorted(part.sizes, reverse=True)  # cluster 0 is the largest
-        assert torch.bincount(part.assignment, minlength=12).tolist() == list(part.sizes)
+        assert torch.bincount(part.assignment, minlength=5).tolist() == list(part.sizes)
+        assert [count_clusters(None, 0, images) for images in (2, 9, 143, 144, 10**6)] == [
+            *(2, 3, 11, 12, 12)
+        ]
 
     def test_without_labels(self, command, plain, tmp_path):
         before = (plain.path / "result.json").read_bytes()

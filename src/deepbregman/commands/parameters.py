@@ -72,12 +72,14 @@ def find_unknown_images(
     from deepbregman.evaluation.search_index import PLACE
 
     try:
+        asked = [name for name in names if not PLACE.fullmatch(name)]
+        asked = [name for name in asked if not expand_home(Path(name)).is_file()]
+        if not asked:  # listing a folder takes time
+            return [], ""
         dataset, folder = find_source(data or config.data.source)
         if dataset is not None or is_stored(folder) or not folder.is_dir():
             return [], ""
-        asked = [name for name in names if not PLACE.fullmatch(name)]
-        asked = [name for name in asked if not expand_home(Path(name)).is_file()]
-        return find_unknown(folder, asked) if asked else ([], "")  # listing a folder takes time
+        return find_unknown(folder, asked)
     except (OSError, UserError):
         return [], ""
 

@@ -122,9 +122,9 @@ def show(result: "SearchResult", console: Console) -> None:
             measure: [(image.name, image.class_name, value) for image, value in hits]
             for measure, hits in answer.hits.items()
         }
-        known = answer.query.class_name
-        title = answer.query.name + (f" ({known})" if known is not None else "")
-        console.print(draw_hits(title, found))
+        name, known = answer.query.name, answer.query.class_name
+        is_told = known is None or name.startswith(f"{known}/")
+        console.print(draw_hits(name if is_told else f"{name} ({known})", found))
     if result.sheet is not None:
         say(console, f"sheet: {result.sheet}")
 

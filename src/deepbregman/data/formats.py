@@ -11,7 +11,11 @@ from deepbregman.data.stored import HUB, StoredData, list_parts
 
 def is_stored(path: Path) -> bool:
     """Whether a dataset has one of these formats; a folder of images and an .npz file have not."""
-    return _is_hugging_face(path) or _holds(path, ".tar") or _holds(path, ".parquet")
+    if _is_hugging_face(path):
+        return True
+    if path.is_dir() and has_image(path):  # stops at the first; a listing of all takes time
+        return False
+    return _holds(path, ".tar") or _holds(path, ".parquet")
 
 
 def index_stored(path: Path) -> StoredData:
@@ -32,7 +36,7 @@ def index_stored(path: Path) -> StoredData:
 def _holds(path: Path, suffix: str) -> bool:
     if not path.is_dir():
         return path.suffix.lower() == suffix
-    return bool(list_parts(path, suffix)) and not has_image(path)
+    return bool(list_parts(path, suffix))
 
 
 def _is_hugging_face(path: Path) -> bool:
