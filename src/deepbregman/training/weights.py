@@ -183,9 +183,9 @@ def _read_path(path: Path) -> StartingWeights:
     if is_run(path):
         return _read_checkpoint(Run.open(path).last_checkpoint)
     if not path.is_file():
-        file, colon, part = str(path).rpartition(":")
-        if colon and Path(file).is_file():
-            return _select_network(_read_path(Path(file)), part)
+        whole, colon, part = str(path).rpartition(":")
+        if colon and Path(whole).is_file():
+            return _select_network(_read_path(Path(whole)), part)
         raise UserError(
             f"encoder.weights is {str(path)!r}: no run and no file is there; give random, auto, "
             "torchvision:NAME such as torchvision:DEFAULT, timm, the folder of a run, or a file "
