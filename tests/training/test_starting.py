@@ -41,7 +41,9 @@ def test_one_command_starts_continues_and_tells_the_end(command, recipe, tmp_pat
     assert err.startswith("stopped by SIGTERM; everything is saved")
     # 20 images, 4 of them for testing: 16 fill three batches of 5, and one is left out.
     line, classes, unused = out.splitlines()[:3]
-    assert classes == "2 classes: cats, dogs; labels evaluate the encoder, they do not train it"
+    two = "2 classes: cats, dogs; labels evaluate the encoder, they do not train it"
+    way = "; if these sub-folders are no classes, put one image beside them: then it trains on all"
+    assert classes == two + way
     for part in ("small", "16 images", "at 8 px", "3 epochs of 3 steps", "batch 5", "cpu"):
         assert part in line
     for part in (
@@ -53,6 +55,8 @@ def test_one_command_starts_continues_and_tells_the_end(command, recipe, tmp_pat
     code, out, _ = command(*words)
     assert code == 0
     assert "resuming small" in out
+    assert two in out
+    assert way not in out  # too late
     assert "it continues after step 4 of 9" in out
     metrics = Run(tmp_path / "run").metrics()
     assert [row["epoch"] for row in metrics] == [1, 2, 3]
@@ -63,6 +67,15 @@ def test_one_command_starts_continues_and_tells_the_end(command, recipe, tmp_pat
     code, _, err = command(*words, "--training.epochs", 4)
     assert code == 2
     assert "training.epochs is 3 there and 4 here" in err
+
+
+def test_folders_of_splits_are_classes(command, recipe, tmp_path):
+    for name in ("train", "test"):
+        save_photos(tmp_path / "split" / name, 8, (9, 12))
+    words = ("--data", tmp_path / "split", "--training.epochs", 1, "--run", tmp_path / "run")
+    code, out, _ = command("pretrain", recipe, *words)
+    assert code == 0
+    assert "2 classes: cats, dogs; labels evaluate the encoder, they do not train it\n" in out
 
 
 def test_other_settings_cannot_be_resumed_with(command, tmp_path):

@@ -91,6 +91,10 @@ def describe_job(
     if source.classes and source.train.labels is not None and not config.objective.needs_labels:
         named = ", ".join(source.classes[:5]) + ", ..." * (len(source.classes) > 5)
         words = "labels evaluate the encoder, they do not train it"
+        names = None if source.test is None else source.test.names
+        if names and not resuming and names[0].partition("/")[0] in source.classes:
+            way = "put one image beside them: then it trains on all"  # test images were set aside
+            words = f"{words}; if these sub-folders are no classes, {way}"
         classes = "class" if len(source.classes) == 1 else "classes"
         yield f"{len(source.classes):,} {classes}: {named}; {words}"
     if start is not None:
