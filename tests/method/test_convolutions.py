@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from deepbregman.method import convolutions
 from deepbregman.method.convolutions import use_fast_gradients
@@ -56,6 +57,36 @@ def test_output_is_the_same_and_gradients_are_those_of_float64(
     expected = torch.autograd.grad(total, [exact_images, *exact.parameters()])
     for one, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_no_images_have_no_gradient(calls):
+    layer, images = nn.Conv2d(3, 4, 3), torch.ones(0, 3, 6, 6, requires_grad=True)
+    with use_fast_gradients(images):
+        layer(images).sum().backward()
+    assert calls
+    assert images.grad is not None
+    assert images.grad.shape == images.shape
+    assert not layer.weight.grad.any()
+
+
+@pytest.mark.parametrize("of", ["weights", "images"])
+def test_gradients_of_each_image_by_torch_func(calls, of):
+    torch.manual_seed(0)
+    layer, images = nn.Conv2d(3, 4, 3, padding=1, bias=False), torch.randn(5, 3, 6, 6)
+
+    def total(weight: Tensor, image: Tensor) -> Tensor:
+        with use_fast_gradients(image):
+            return functional_call(layer, {"weight": weight}, image[None]).square().sum()
+
+    place = ("weights", "images").index(of)
+    weight = layer.weight.detach()
+    found = vmap(grad(total, argnums=place), in_dims=(None, 0))(weight, images)
+    assert calls
+    for image, mine in zip(images, found, strict=True):
+        tensors = [weight.clone().requires_grad_(), image.clone().requires_grad_()]
+        output = torch.conv2d(tensors[1][None], tensors[0], padding=1)
+        (expected,) = torch.autograd.grad(output.square().sum(), tensors[place])
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,19 @@ class _FastGradients(TorchFunctionMode):
 class _Convolution(torch.autograd.Function):
     """A convolution with the usual output, and with gradients by one matrix product each."""
 
+    generate_vmap_rule = True  # torch.func works on ARM as elsewhere
+
     @staticmethod
     def forward(
-        context: Any, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any
+        images: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any
     ) -> Tensor:
+        return torch.conv2d(images, weight, bias, stride, padding)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        images, weight, _, stride, padding = inputs
         context.save_for_backward(images, weight)
         context.stride, context.padding = _pair(stride), _pair(padding)
-        return torch.conv2d(images, weight, bias, stride, padding)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
@@ -136,8 +142,8 @@ def _compute_image_gradient(
     count, channels, height, width = images.shape
     above, left = context.padding
     product = flat @ weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
-    patches = product.view(count, *gradient.shape[2:], -1, channels)
-    padded = images.new_zeros(count, height + 2 * above, width + 2 * left, channels)
+    patches = product.view(count, *gradient.shape[2:], weight[0, 0].numel(), channels)
+    padded = product.new_zeros(count, height + 2 * above, width + 2 * left, channels)
     for index, (rows, columns) in enumerate(_list_windows(weight, gradient, context)):
         padded[:, rows, columns] += patches[:, :, :, index]
     inner = padded[:, above : above + height, left : left + width]
