@@ -107,6 +107,18 @@ def test_other_convolutions_are_left_alone(calls, layer):
     assert calls == []
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated")
+def test_traced_graph_has_the_plain_convolution(calls):
+    class Network(nn.Conv2d):
+        def forward(self, images: Tensor) -> Tensor:
+            with use_fast_gradients(images):
+                return super().forward(images)
+
+    traced = torch.jit.trace(Network(3, 4, 3), torch.ones(2, 3, 6, 6))
+    assert "aten::_convolution" in str(traced.graph)
+    assert calls == []
+
+
 def test_large_maps_are_left_alone(calls):
     images = torch.randn(2, 3, 16, 16)
     with use_fast_gradients(images):

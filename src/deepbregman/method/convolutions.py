@@ -51,7 +51,9 @@ def use_fast_gradients(images: Tensor) -> AbstractContextManager[object]:
     about to be applied to.
     """
     needed = ON_ARM and torch.is_grad_enabled() and images.device.type == "cpu"
-    return _FastGradients() if needed and not torch.compiler.is_compiling() else nullcontext()
+    is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
+    is_traced = is_traced or torch.compiler.is_compiling()
+    return _FastGradients() if needed and not is_traced else nullcontext()
 
 
 class _FastGradients(TorchFunctionMode):
