@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any, cast
@@ -62,6 +62,12 @@ def parse_duration(text: str, option: str) -> float:
 def count_words(number: int, noun: str) -> str:
     """Write a number of things: ``1 epoch``, ``2,000 epochs``."""
     return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def join_words(words: Iterable[str]) -> str:
+    """Write a list as in a sentence: ``a``, ``a and b``, ``a, b and c``."""
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def format_duration(seconds: float) -> str:

@@ -196,6 +196,10 @@ def test_an_unequal_comparison_says_so_everywhere(tmp_path, few_digits, out, cap
         (["comparison", "--recipes", "simclr", "bset"], "did you mean 'best'"),
         (["comparison", "--recipes", "simclr", "digits"], "different images (data.source is"),
         (["comparison", "--recipes", "simclr", "paper"], "encoder.name is 'resnet18' in simclr"),
+        (
+            ["comparison", "--recipes", "simclr", "best", "byol", "paper"],
+            "encoder.name is 'resnet18' in simclr, best and byol, 'resnet50' in paper",
+        ),
         (["comparison", "--values", "3"], "its arms are simclr, best; choose among them"),
         (
             ["comparison", "--only", "bset"],

@@ -20,6 +20,7 @@ from deepbregman.terminal import (
     ReportProgress,
     count_words,
     ignore_progress,
+    join_words,
     say,
 )
 
@@ -372,7 +373,7 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
     for word in sorted(word for word, count in folded.items() if count > 1):
         same = [repr(name) for name in found.classes if name.casefold() == word]
         yield (
-            f"the labels {' and '.join(same)} differ in case alone, and count as different "
+            f"the labels {join_words(same)} differ in case alone, and count as different "
             "classes; if they mean the same, write them alike"
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deepbregman import __version__
 from deepbregman.runs import Record, now
-from deepbregman.terminal import ReportProgress, count_words
+from deepbregman.terminal import ReportProgress, count_words, join_words
 
 from .charts import FIGURE_KINDS, colour, dash, fit_to_page, name_figures, save_chart, slug
 from .comparison import Comparison, compare
@@ -121,7 +121,7 @@ def to_json(value: Record) -> str:
 def _make_title(main: Comparison | None, studies: Sequence[StudySection]) -> str:
     """Name the arms and studies, if that is short."""
     arms = [group.name for group in main.groups] if main else []
-    words = [" and ".join(arms) if len(arms) <= 3 else f"{len(arms)} arms"] if arms else []
+    words = [join_words(arms) if len(arms) <= 3 else f"{len(arms)} arms"] if arms else []
     titles = [study.title for study in studies]
     words += titles if len(titles) <= 1 else [f"{len(titles)} studies"]
     return ", ".join(words)

@@ -21,7 +21,7 @@ from deepbregman.config import (
 )
 from deepbregman.errors import UserError, suggest
 from deepbregman.reporting.grid_charts import MANY_RECIPES
-from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText
+from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, join_words
 
 Changes = Mapping[str, Any]
 """Fields of the configuration by their dotted names, and the value of each."""
@@ -530,7 +530,7 @@ def list_by_value(values: Mapping[str, str]) -> str:
     if len(groups[most]) > MANY_RECIPES:
         groups[most] = ["the others"]
         groups = {value: groups[value] for value in groups if value != most} | {most: groups[most]}
-    return ", ".join(f"{value} in {' and '.join(names)}" for value, names in groups.items())
+    return ", ".join(f"{value} in {join_words(names)}" for value, names in groups.items())
 
 
 def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:

@@ -10,7 +10,7 @@ from deepbregman.config import Config
 from deepbregman.data import Source
 from deepbregman.data.folders import explain_ignored
 from deepbregman.runs import Run, is_complete
-from deepbregman.terminal import count_words, format_duration, say
+from deepbregman.terminal import count_words, format_duration, join_words, say
 
 from .checkpoints import list_changes
 from .planning import Plan
@@ -132,6 +132,6 @@ def describe_sharing(config: Config, processes: int, resumed: Run | None) -> lis
         differs += ["views of your own"] * any(g.custom for g in config.view_groups.values())
         effect = "the steps depend on the joint batch alone and are the same up to rounding"
         if differs:
-            effect = f"{' and '.join(differs)} differ between the two"
+            effect = f"{join_words(differs)} differ between the two"
         words.append(f"the run had {before} processes before and has {processes} now: {effect}")
     return words
