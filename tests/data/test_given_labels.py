@@ -76,7 +76,7 @@ def test_a_name_need_not_be_text(tmp_path):
 def test_a_label_is_text(tmp_path):
     """Spreadsheets save in another encoding; such labels would be written and shown as rubbish."""
     (tmp_path / "few.csv").write_bytes("image;label\n1;Blüte\n".encode("cp1252"))
-    with pytest.raises(UserError, match="is not UTF-8; save the table in UTF-8"):
+    with pytest.raises(UserError, match="is not in UTF-8: in a spreadsheet"):
         read_labels(tmp_path / "few.csv")
 
 

@@ -68,10 +68,19 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
 
 def refuse_names(unknown: Sequence[str], given: int, example: str) -> UserError:
     """Say that some of the labelled names are not images of the data."""
+    shown = list(map(_show, unknown))
+    why = f"names are relative to the data's folder, such as {example!r}"
+    if shown != list(unknown):
+        why = 'the table is not in UTF-8: in a spreadsheet, save it as "CSV UTF-8"'
     return UserError(
         f"labels: {len(unknown)} of {given} names are not images of the data "
-        f"({quote_some(unknown)}); names are relative to the data's folder, such as {example!r}"
+        f"({quote_some(shown)}); {why}"
     )
+
+
+def _show(text: str) -> str:
+    """Replace what was not UTF-8 when it was read."""
+    return re.sub(r"[\udc80-\udcff]", "\ufffd", text)
 
 
 def check_counts(labels: list[str], where: str) -> None:
@@ -122,10 +131,12 @@ def read_table(path: Path) -> list[dict[str, str]]:
             )
         header[header.index(found)] = key
     table = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
-    # What was not UTF-8 when it was read.
-    odd = next((row["label"] for row in table if re.search(r"[\udc80-\udcff]", row["label"])), None)
+    odd = next((shown for row in table if (shown := _show(row["label"])) != row["label"]), None)
     if odd is not None:
-        raise UserError(f"{where}: the label {odd!r} is not UTF-8; save the table in UTF-8")
+        raise UserError(
+            f"{where}: the label {odd!r} is not in UTF-8: in a spreadsheet, save the table as "
+            '"CSV UTF-8"'
+        )
     return table
 
 
