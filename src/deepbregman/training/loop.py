@@ -79,10 +79,13 @@ class Pretraining:
         self.notes: list[str] = [] if found is None else found.notes
         self.changes: checkpoints.Changes = {} if found is None else found.changes
         self.wrapped_step, self.optimiser = fabric.setup(self.step_module, optimiser)
-        # The host is the slower side of a small step. So one process does without the wrapper,
-        # which looks through all inputs and outputs, and nothing is divided step by step.
+        # A GPU finishes a small step before the host has launched it. So a run of one process does
+        # without the wrapper, which looks through all inputs and outputs.
         self.called_step = self.step_module if fabric.world_size == 1 else self.wrapped_step
-        self.part = torch.tensor(1.0 / config.training.accumulate, device=fabric.device)
+        # Of the mean over the batches of a step, with respect to the total of each.
+        self.gradient_of_total = torch.tensor(
+            1.0 / config.training.accumulate, device=fabric.device
+        )
         self.guard = Guard(self.step_module, optimiser, fabric, config)
         self.step = self.saved_step = 0
         self.term_names = ("total", *self.step_module.weights)
@@ -283,7 +286,7 @@ class Pretraining:
                 outputs: StepOutputs = self.called_step(
                     batch.images, batch.sizes, uniforms, samples
                 )
-                torch.autograd.backward(outputs.total, self.part)
+                torch.autograd.backward(outputs.total, self.gradient_of_total)
             losses.add_(outputs.losses, alpha=1.0 / accumulate)
         if not self.guard.should_skip(losses, self.step):
             self.sums += losses
