@@ -1,5 +1,6 @@
 """Output to the terminal: text, progress bars, and streams that may be closed."""
 
+import math
 import os
 import re
 import sys
@@ -68,6 +69,16 @@ def join_words(words: Iterable[str]) -> str:
     """Write a list as in a sentence: ``a``, ``a and b``, ``a, b and c``."""
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
+
+
+SPARE = 0.9
+"""Share of a budget that training is planned for; opening, evaluating and saving take some."""
+
+
+def choose_budget(seconds: float) -> str:
+    """Return a value of --budget that is enough to train for these seconds."""
+    minutes = math.ceil(seconds / SPARE / 60)
+    return f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
 
 
 def format_duration(seconds: float) -> str:

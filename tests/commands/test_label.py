@@ -273,9 +273,11 @@ def test_low_accuracy_after_a_short_training_is_told(
 ):
     copy = Run(shutil.copytree(run.path, tmp_path / "run"))
     copy.keep_enough(enough)
+    copy.add_result(pretrain={**copy.result()["pretrain"], "epoch": 1, "seconds": 0.9})
     found = deepbregman.label(copy, write_table(tmp_path / "few.csv", *FEW), suggest=0)
     show(replace(found, expected=found.expected._replace(value=expected)), Console(width=1000))
-    again = f"`deepbregman pretrain {photos} --encoder.weights {copy.path} --budget TIME --run NEW`"
+    weights = f"--encoder.weights {copy.path} --budget 14m --run NEW"
+    again = f"`deepbregman pretrain {photos} {weights}`"
     words = f"training was short: up to {enough} epochs improve the result: {again}\n"
     assert capsys.readouterr().out.count(words) == int(is_said)
     (copy.path / "result.json").unlink()  # not finished: then it has a schedule to go on with

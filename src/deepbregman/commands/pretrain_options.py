@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, override, recipes
 from deepbregman.errors import UserError, notify, suggest
 from deepbregman.runs import CHANGEABLE, Run, is_run
-from deepbregman.terminal import count_words, parse_duration
+from deepbregman.terminal import choose_budget, count_words, parse_duration
 
 AUTO = "auto"
 """The recipe whose settings are chosen by the images and the machine."""
@@ -53,7 +53,7 @@ def suggest_longer(run: Path | str, auto: Config | None, asked: str = "") -> str
 
     Args:
         auto: a configuration whose data the recipe auto is to train on; None repeats the run's.
-        asked: options of the user.
+        asked: options of the user, or a length.
     """
     first, length = f"{run}/config.toml", "--training.epochs N"
     if auto is not None:
@@ -209,7 +209,10 @@ def say_short(run: Run, config: Config) -> str:
     is_short = 0 < config.training.epochs < LONG_ENOUGH * enough
     if not is_short or config.data.source == "custom":  # no command can name that
         return ""
-    return f"up to {enough} epochs improve the result: {suggest_longer(run.path, config)}"
+    trained = run.result().get("pretrain", {})
+    seconds = trained.get("seconds", 0.0) / (trained.get("epoch") or 1)
+    budget = f"--budget {choose_budget(enough * seconds)}" if seconds else ""
+    return f"up to {enough} epochs improve the result: {suggest_longer(run.path, config, budget)}"
 
 
 def say_complete(run: Run, config: Config, *, is_auto: bool = False) -> str:

@@ -1,6 +1,5 @@
 """Settings that fit the images and the machine: what the recipe ``auto`` chooses, and why."""
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,7 @@ import torch
 from deepbregman.config import Config, override
 from deepbregman.errors import is_out_of_memory
 from deepbregman.objectives import OwnParts, Samples, build_step
-from deepbregman.terminal import count_words, format_duration
+from deepbregman.terminal import SPARE, choose_budget, count_words, format_duration
 
 from .devices import is_mixed
 from .optimisers import build_optimiser
@@ -20,7 +19,6 @@ from .randomness import BatchShare, count_steps
 
 LIMITS = {"cpu": 30 * 60.0, "gpu": 2 * 3600.0}
 """Seconds that a run may take where no budget is given."""
-_SPARE = 0.9  # share of the limit that is planned for; opening, evaluating and saving take some
 _SIDES = (32, 64, 96, 128)
 _IMAGES_SEEN = 2_000_000  # over all epochs, within these bounds:
 _EPOCHS = (200, 800)  # fewest and most that are wanted
@@ -142,8 +140,7 @@ def make_plan(
     plan.take(_choose_bank(plan.config, facts, steps), *_choose_schedule(plan.config, facts, steps))
     warning = ""
     if "training.epochs" not in given and length.value < wanted and 0 < steps < _USEFUL_STEPS:
-        minutes = math.ceil(_SHORT_STEPS * seconds / _SPARE / 60)
-        enough_time = f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
+        enough_time = choose_budget(_SHORT_STEPS * seconds)
         warning = (
             f"warning: {count_words(steps, 'step')} are too few to learn much, and "
             f"{format_duration(facts.limit)} allows no more at this speed: --budget {enough_time} "
@@ -203,7 +200,7 @@ def _choose_bank(config: Config, facts: Facts, steps: int) -> Choice:
 
 def _choose_epochs(facts: Facts, wanted: int, seconds: float) -> Choice:
     """Choose the length: as wanted, or less where an epoch takes too many seconds."""
-    possible = int(_SPARE * facts.limit / seconds)
+    possible = int(SPARE * facts.limit / seconds)
     granted = "" if facts.budget is not None else "; --budget 12h allows more"
     if possible >= wanted:
         return Choice("training.epochs", wanted, f"enough for {facts.num_images:,} images")
