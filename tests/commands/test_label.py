@@ -333,6 +333,23 @@ def test_new_photos_are_labelled_by_those_of_the_run(command, run, photos, tmp_p
         assert {row["image"]: row["given"] for row in csv.DictReader(file)}["red-0.png"] == "yes"
 
 
+def test_the_folder_of_the_labels_is_not_where_the_run_names_it(
+    command, short_config, photos, tmp_path, monkeypatch
+):
+    shutil.copytree(photos, tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    changes = {"training.epochs": 0, "data.image_size": 8, "data.source": "photos"}
+    pretrain(override(short_config, changes), run=tmp_path / "runs" / "run")
+    (tmp_path / "new").mkdir()
+    shutil.copy(photos / "red-9.png", tmp_path / "new" / "x.png")
+    few = write_table(tmp_path / "few.csv", *FEW)
+    monkeypatch.chdir(tmp_path / "new")
+    code, _, err = command("label", "../runs/run", "--labels", few, "--data", ".")
+    assert code == 2
+    assert "8 of 8 names are not images of the data" in err
+    assert f"names it as seen from {tmp_path}: start the command there" in " ".join(err.split())
+
+
 def test_suggested_photos_of_the_run_do_not_count_elsewhere(run, photos, tmp_path):
     table = write_table(tmp_path / "few.csv", *FEW)
     lines = table.read_text().splitlines()

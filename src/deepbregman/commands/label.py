@@ -29,6 +29,7 @@ from .parameters import (
     Devices,
     PythonOnly,
     RunFolder,
+    check_dataset,
     find_unknown_images,
     open_images,
 )
@@ -126,7 +127,13 @@ def label(
         named = (each.image for each in given if not each.is_file)
         unknown, example = find_unknown_images(opened.config, data, named)
         if unknown:
-            raise refuse_names(unknown, len(given), example)
+            refused = refuse_names(unknown, len(given), example)
+            if data is not None:
+                try:
+                    check_dataset(opened.config, run=opened.path, resuming=True)
+                except UserError as error:
+                    raise UserError(f"{refused}; or to the run's own folder: {error}") from None
+            raise refused
     images = open_images(opened, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.labelling import label_images
 
