@@ -156,6 +156,18 @@ def test_a_weight_that_two_layers_share_moves_once():
     torch.testing.assert_close(teacher.network[1][1].weight, before + 0.5)
 
 
+def test_a_part_that_was_wrapped_since_keeps_its_place():
+    """As ``DistributedDataParallel`` wraps an encoder; here all weights have the same shape."""
+    encoder, head = nn.Linear(2, 2), nn.Linear(2, 2)
+    teacher = Teacher(nn.Sequential(encoder, head), momentum=0.0)
+    with torch.no_grad():
+        encoder.weight.fill_(1.0)
+        head.weight.fill_(2.0)
+    teacher.update(nn.Sequential(nn.Sequential(encoder), head))
+    assert torch.equal(teacher.network[0].weight, encoder.weight)
+    assert torch.equal(teacher.network[1].weight, head.weight)
+
+
 def test_momentum_rises_to_one():
     assert momentum_at(0.9, "constant", 0.5) == 0.9
     assert momentum_at(0.9, "cosine", 0.0) == pytest.approx(0.9)
