@@ -64,7 +64,7 @@ def cluster(
             root of the number of images, at most 12.
         data: A dataset instead of the run's own; labels are not needed.
         by: features: k-means of normalised features. divergence: Bregman clustering of scores, by
-            D(image || centroid). By default all that the run has.
+            D(image || centroid). By default both, if the run has a divergence.
         seeds: Number of clusterings; each is the best of ten starts.
         split: Images to cluster.
         out: CSV file for the cluster of each image, by the best seed; it must not exist. Beside it,

@@ -53,9 +53,9 @@ def duplicates(
         run: Folder of the run.
         data: A dataset instead of the run's own.
         threshold: Cosine of features from which two images are near-duplicates, at most 1. By
-            default it is measured: three of four images reach it with their own copy after cropping
-            its edges and compressing it again; then the pixels of two images must be as much alike
-            as those of such copies, too.
+            default it is measured on copies of images, with their edges cropped and compressed
+            again: three of four copies reach it. Then the pixels of two images must also be as
+            similar as those of such copies.
         out: CSV file for the groups; it must not exist.
         sheet: PNG file with the largest groups; it must not exist.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.

@@ -59,8 +59,8 @@ def evaluate(
             network from random weights on all labels, for comparison. retrieval: search the
             training images for each test image. cluster: group the test images. few: classify by
             a few labels per class, without training. ood: detect out-of-distribution images.
-            corruptions: classify noisy, compressed, blurred and low-contrast test images. These
-            five use the cosine of features and, where the run has one, the learned divergence.
+            corruptions: classify noisy, compressed, blurred and low-contrast test images. The
+            last five use the cosine of features and, where the run has one, the learned divergence.
         data: A labelled dataset instead of the run's own; transfer needs one. Images are resized to
             the run's image size. For detect: the folder VOCdevkit, or voc after `deepbregman data
             prepare voc`.

@@ -62,16 +62,16 @@ def explore(
 ) -> Explored:
     """Write a page with a map of all images: zoom, click, compare, filter, select.
 
-    The page is one file and needs no network. It shows up to 50,000 images, what is most like each
-    by cosine and by the learned divergence, and what each subnetwork scores highest. The map is
-    made by UMAP where deepbregman[explore] is installed, else by t-SNE.
+    The page is one file and needs no network. It shows up to 50,000 images. For each it shows the
+    most similar ones by cosine and by the learned divergence, and for each subnetwork the images
+    that it scores highest. UMAP makes the map if deepbregman[explore] is installed, else t-SNE.
 
     Args:
         run: Folder of the run.
         out: File to write, .html or .parquet; it must not exist.
         data: A dataset instead of the run's own; labels are not needed.
-        labels: CSV file of `deepbregman label`, to colour by its labels and probabilities, or by
-            what is to be labelled.
+        labels: CSV file that `deepbregman label` wrote, to colour images by their labels and
+            probabilities, or to show which ones to label.
         clusters: Number of groups to colour by. By default the number of classes; without labels
             the square root of the number of images, at most 12.
         split: Images to show.

@@ -95,7 +95,7 @@ def label(
             the nearest class by D(image || class), where the run has a divergence. bank: the
             nearest class by the divergence over a bank of the images. By default all.
         balanced: Let every class count the same, so that rare classes are found: in the linear
-            classifier, and in the accuracy that chooses a classifier, the mean over the classes.
+            classifier, and in the accuracy by which a classifier is chosen.
         suggest: Number of images to list that are most useful to label next. Without labels, the
             number of images that the command line draws, by default 50.
         out: CSV file for the label and the probabilities of each image; it must not exist.

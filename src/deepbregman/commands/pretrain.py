@@ -66,9 +66,9 @@ def pretrain(
 
     With a folder, an .npz file or a dataset instead of a recipe, the recipe auto chooses settings
     that fit the images and the machine, and prints them. Most people need --run and --budget only.
-    Every other field of the recipe is an option; the defaults below are the recipe's. An option of
-    a table that the recipe does not have adds the table. To continue an interrupted run:
-    deepbregman pretrain --resume RUN
+    Every other field of the recipe is an option; the defaults below are the recipe's. Options
+    such as --teacher.momentum and --weak-views.num-views add these parts to a recipe without them.
+    To continue an interrupted run: deepbregman pretrain --resume RUN
 
     Args:
         recipe: Name of a recipe, a .toml file, or a configuration.
@@ -77,8 +77,8 @@ def pretrain(
             a pair (images, labels), or a map-style dataset.
         run: Folder of the run. If it is new, a run starts; an interrupted run of the same settings
             continues; a complete one stays as it is. By default a new folder in runs/.
-        budget: Time that pretraining may take, such as 30m or 2h; the recipe auto fits the length
-            to it, by the speed that it measures. By default 30m on a CPU and 2h on a GPU.
+        budget: Time that pretraining may take, such as 30m or 2h. The recipe auto measures the
+            speed and chooses the epochs that fit. By default 30m on a CPU and 2h on a GPU.
         changes: Fields by their dotted names, such as {"training.epochs": 10}.
         encoder: A module of your own instead of the recipe's encoder. It maps images (N, 3, H, W),
             normalised floats, to vectors (N, d). A copy is trained, starting from its weights; your

@@ -42,7 +42,7 @@ def report(
 
     Args:
         sources: Folders of runs or studies, such as runs/*.
-        out: Folder to write; it must not exist, or be empty.
+        out: Folder to write, new or empty.
         title: Title of the page. By default it names the arms and studies.
         progress: Called with the name of the work, how much is done, and how much there is.
 

@@ -63,10 +63,10 @@ def search(
         data: A dataset instead of the run's own; it needs no labels.
         k: Number of images to find.
         by: Measure of similarity: cosine of features, or the learned divergence from the query's
-            scores. By default all that the run has.
+            scores. By default both, if the run has a divergence.
         split: Images to search.
         out: PNG file for a contact sheet; it must not exist.
-        seed: Seed of the order of ties.
+        seed: Seed of the random order of equally similar images.
         skip_unreadable: Leave out images that cannot be read; queries must be readable.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of GPUs that compute features together, or all.

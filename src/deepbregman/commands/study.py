@@ -36,7 +36,7 @@ def study(
 
     Args:
         name: Name of the study. Without a name, all studies are listed.
-        study: If the study has begun, the default of each option is what it was begun with.
+        study: If the study has begun, options that are left out keep their values.
         console: Where to print; nothing is printed when None.
 
     Returns:
@@ -74,7 +74,7 @@ def distributions(
     Gaussians (Deep Divergence Learning), and by Euclidean distance for comparison.
 
     Args:
-        seeds: Number of seeds; each gives other data, first weights and batches.
+        seeds: Number of seeds; each has its own data, initial weights and batches.
         out: Folder of the study, new or empty.
         console: Where to print; nothing is printed when None.
     """
@@ -147,7 +147,7 @@ def tables(
     Trains each arm on each dataset with each seed, and measures it by every protocol. The same
     command continues a stopped study; several processes may share it. Later commands on the same
     folder may add arms, datasets, protocols and seeds. It writes tables as Markdown, CSV and
-    LaTeX, with paired differences and intervals; published values stand apart.
+    LaTeX, with paired differences and intervals; published values are kept apart.
 
     Args:
         study: What to train and measure.

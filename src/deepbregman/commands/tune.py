@@ -26,7 +26,7 @@ def tune(
 
     Args:
         recipe: Name of a recipe, or a .toml file; not needed to continue a search.
-        search: When a search continues, the default of each option is what it was begun with.
+        search: If the search has begun, options that are left out keep their values.
         console: Where to print; nothing is printed when None.
 
     Returns:

@@ -37,7 +37,8 @@ class DataSettings(Section):
     root: str = "data"
     """Folder of the datasets that are known by name; downloads go there."""
     image_size: Annotated[int, Range(low=4)] = 32
-    """Side in pixels of whole images in evaluations. Views have this times views.relative_size."""
+    """Side in pixels of whole images in evaluations. That of views is this times
+    views.relative_size."""
     holdout: Annotated[float, Range(0.0, 0.9)] = 0.0
     """Share of the training images held out of pretraining: a validation split for the kNN monitor
     and for choosing settings."""
@@ -79,7 +80,7 @@ class ViewSettings(Section, table="views"):
     solarise: Chances = 0.0
     """Probability of inverting pixels above one half; a list has one for each view in turn."""
     without: tuple[Operator, ...] = ()
-    """Operators to leave out, by name."""
+    """Transformations to leave out, by name."""
     custom: bool = False
     """Your own code makes these views, given in Python; then only num_views and relative_size of
     this table are used."""
@@ -132,7 +133,8 @@ class EncoderSettings(Section):
     file. The heads are always new. auto: those of the tag if encoder.name has one, as in
     timm:NAME.tag, else random."""
     stem: Literal["auto", "thumbnail", "standard"] = "auto"
-    """First layers of a ResNet: auto keeps the resolution of images of up to 64 px."""
+    """First layers of a ResNet: thumbnail keeps the resolution, standard divides it by four; auto
+    takes thumbnail for images of up to 64 px."""
     normalise_pixels: bool = True
     """Normalise pixels by the mean and deviation of the training images, or by those that
     encoder.weights bring."""
@@ -187,8 +189,9 @@ class DivergenceSettings(Section):
     hidden: Count = 32
     """Width of the hidden layer of a learned subnetwork."""
     norm: Literal["output", "standard", "hidden", "none"] = "output"
-    """Where a learned subnetwork is batch-normalised: its output with a learnt gain (output) or
-    without, so that scores keep the scale that smoothing and temperature are set for (standard)."""
+    """What a learned subnetwork batch-normalises. output: its output, with a learnt gain. standard:
+    its output without a gain, so that scores keep the scale that smoothing and temperature are set
+    for. hidden: its hidden layer."""
     activation: Literal["none", "relu"] = "none"
     """Activation between the layers of a learned subnetwork."""
     dropout: Annotated[float, Range(0.0, 0.99)] = 0.0
@@ -196,7 +199,7 @@ class DivergenceSettings(Section):
     normalise_input: bool = False
     """L2-normalise z before learned subnetworks; a bank and prototypes always do."""
     kernel: Literal["gaussian", "inverse", "sqrt", "linear", "arccot", "negative"] = "gaussian"
-    """psi, which turns a divergence into a similarity to be contrasted; match takes none."""
+    """psi, which turns a divergence into a similarity, to contrast it; not used by match."""
     sigma: Positive = 1.5
     """Width of the gaussian kernel."""
     alpha: Positive = 1.0
@@ -206,12 +209,12 @@ class DivergenceSettings(Section):
     pairs: Literal["views", "all"] = "views"
     """Contrast view 1 with view 2 (the paper), or every sample with every other."""
     temperature: Positive = 1.0
-    """tau_div, divides psi; 1 is the paper, which has none. Also the temperature of info_nce."""
+    """tau_div: psi is divided by it; 1 is as in the paper. Also the temperature of info_nce."""
     smoothing: NotNegative = 0.0
     """Temperature T of the smooth divergence; 0 is the hard form of the paper."""
     target_smoothing: NotNegative = 0.0
-    """Temperature of the teacher's scores when the smooth form is matched; 0 takes that of
-    smoothing. Lower is sharper."""
+    """Temperature of the teacher's scores when the smooth form is matched; 0 uses the value
+    of smoothing. Lower is sharper."""
     centring: Literal["none", "mean", "sinkhorn"] = "none"
     """Keeps the teacher's scores from collapsing onto one subnetwork: mean subtracts the mean of a
     batch, sinkhorn equalises the use of all subnetworks."""
@@ -336,7 +339,7 @@ class TrainingSettings(Section):
     batch_size: Annotated[int, Range(low=2)] = 512
     """Images (not views) in a batch, over all processes; the last, incomplete one is dropped."""
     accumulate: Count = 1
-    """Batches whose gradients are added before a step; negatives are of the same batch."""
+    """Batches whose gradients are added before a step; negatives come from the same batch."""
     sync_norm: bool = True
     """Synchronise batch normalisation over all processes; false: each uses its own share."""
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"

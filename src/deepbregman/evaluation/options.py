@@ -138,7 +138,7 @@ class Ood(Section):
     against: Annotated[tuple[str, ...], Distinct()] = (NOISE,)
     """Out-of-distribution images: datasets, or noise (every byte is random)."""
     neighbours: Count = 50
-    """The distance of an image from the training images is that of its neighbour of this rank."""
+    """k: the distance of an image is that to its k-th nearest training image."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class StudyOptions:
     recipes: tuple[str, ...] = ()
     """For study comparison: two or more recipes or .toml files, the reference first. By default
     simclr best. RECIPE-without has no divergence; RECIPE-control has InfoNCE with the same teacher
-    and bank instead; RECIPE-both has both. A file is written mine.toml-control."""
+    and bank instead; RECIPE-both has both. The endings go with files, too: mine.toml-control."""
     unequal: bool = False
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""
     rates: tuple[Path, ...] = ()
@@ -109,16 +109,16 @@ class StudyOptions:
     """Arms to run, by name or pattern; deepbregman study NAME --help names them. By default all
     that train without labels."""
     values: tuple[str, ...] = ()
-    """For a study that varies one field: other values of it. For study learning-rates: further
+    """For a study that varies one field: values to use instead. For study learning-rates: further
     multiples of the rate of each recipe; they can also be added to a study that has begun."""
     evaluate_on: Annotated[EvaluateOn | None, tyro.conf.arg(metavar="{test,holdout}")] = None
     """Images to evaluate on: test (the default), or holdout, a part of the training images."""
     linear_epochs: MaybeNumber = None
-    """Epochs of a second linear classifier, on random crops; 0, the default, is none."""
+    """Epochs of a second linear classifier, on random crops; by default 0, which trains none."""
     keep_checkpoints: bool = False
     """Keep the checkpoints of every run; by default they are deleted after its evaluation."""
     trials: MaybeNumber = None
-    """For a search: number of trials in all."""
+    """For study sigma-lambda: number of trials, of all processes together."""
     train: bool = True
     """With --no-train, only write the results, tables and figure of the runs that are in --out."""
     out: MaybePath = None
@@ -148,7 +148,8 @@ class SearchOptions:
     sampler: Annotated[
         Literal["gp", "tpe", "random"] | None, tyro.conf.arg(metavar="{gp,tpe,random}")
     ] = None
-    """gp (the default): a Gaussian process. tpe: also learns from pruned trials. random."""
+    """gp (the default): a Gaussian process. tpe: a Parzen estimator, which also learns from pruned
+    trials. random: values drawn at random."""
     prune: Annotated[bool | None, tyro.conf.arg(metavar="{True,False}")] = None
     """Stop a trial whose kNN accuracy is below the median of earlier trials; True by default."""
     out: MaybePath = None

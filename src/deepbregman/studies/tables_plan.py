@@ -45,7 +45,7 @@ class TableOptions:
     """Options of the study ``tables``."""
 
     data: tuple[str, ...] = ()
-    """One or more labelled datasets; none with --no-train."""
+    """One or more labelled datasets; not needed with --no-train."""
     arms: tuple[str, ...] = ARMS
     """Recipes or .toml files, the reference first. RECIPE-without has no divergence;
     RECIPE-control has InfoNCE with the same teacher and bank instead; RECIPE-both has both.
@@ -64,7 +64,7 @@ class TableOptions:
     """Side of the images in pixels, one number or one for each dataset. By default that of the
     images, at most 128."""
     tuning_epochs: MaybeNumber = None
-    """Epochs of semi, supervised and transfer, instead of their own."""
+    """Epochs of semi, supervised and transfer, instead of their defaults."""
     changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
     """Fields to change in every arm, such as training.batch_size=256."""
     only: tuple[str, ...] = ()
