@@ -328,7 +328,7 @@ def test_new_photos_are_labelled_by_those_of_the_run(command, run, photos, tmp_p
     out.unlink()
     code, said, err = command(*words)
     assert code == 0
-    assert "note: 1 labelled name ('red-0.png') is an image of both" in err
+    assert f"note: {photos} and {new} both have 1 labelled name ('red-0.png'): the labels" in err
     with out.open(newline="") as file:
         assert {row["image"]: row["given"] for row in csv.DictReader(file)}["red-0.png"] == "yes"
 
@@ -348,6 +348,21 @@ def test_the_folder_of_the_labels_is_not_where_the_run_names_it(
     assert code == 2
     assert "8 of 8 names are not images of the data" in err
     assert f"names it as seen from {tmp_path}: start the command there" in " ".join(err.split())
+
+
+def test_a_label_of_the_run_may_name_a_whole_path(run, photos, tmp_path):
+    new = tmp_path / "new"
+    new.mkdir()
+    for index in (8, 9):
+        shutil.copy(photos / f"red-{index}.png", new / f"{index}.png")
+    labels = {str(photos / name): name.partition("-")[0] for name in FEW}
+    labels[str(new / "8.png")] = "red"
+    found = deepbregman.label(run, labels, data=str(new), suggest=0)
+    assert found.num_examples == len(FEW) + 1
+    assert dict(zip(found.names, found.given.tolist(), strict=True)) == {
+        "8.png": True,
+        "9.png": False,
+    }
 
 
 def test_suggested_photos_of_the_run_do_not_count_elsewhere(run, photos, tmp_path):

@@ -171,7 +171,7 @@ def _find_in_run(config: Config, data: str, labels: "list[GivenLabel]") -> "list
         place, here = own / name, folder / name
         if label.is_file or not place.is_file():
             found.append(label)
-        elif here.is_file():
+        elif here.is_file() and here != place:  # the same if the name is a whole path
             found.append(label)
             both += [name] * (here.read_bytes() != place.read_bytes())
         else:
@@ -179,8 +179,8 @@ def _find_in_run(config: Config, data: str, labels: "list[GivenLabel]") -> "list
     if both:
         names = f"{count_words(len(both), 'labelled name')} ({quote_some(both)})"
         notify(
-            f"{names} {'is an image' if len(both) == 1 else 'are images'} of both {own} and "
-            f"{folder}: taken as of {folder}; if not, move the photos there into a sub-folder",
+            f"{own} and {folder} both have {names}: the labels are taken for images of {folder}; "
+            f"if they are of {own}, move the photos of {folder} into a sub-folder of it",
             stacklevel=3,
         )
     return found
