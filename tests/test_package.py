@@ -32,6 +32,13 @@ def test_every_folder_of_modules_is_a_package():
     assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
+def test_the_pythons_of_the_package_are_those_of_the_page():
+    page = (ROOT / "docs" / "install.md").read_text()
+    (named,) = re.findall(r"^- \*\*Python\*\* (.*?)\. ", page, re.MULTILINE)
+    languages = [line.split(" :: ") for line in PROJECT["project"]["classifiers"]]
+    assert re.findall(r"3\.\d+", named) == [words[-1] for words in languages]
+
+
 def test_the_image_has_all_that_the_build_reads():
     """What the build reads is copied, and what is copied is sent to Docker."""
     lines = (ROOT / "Dockerfile").read_text().splitlines()
