@@ -60,9 +60,13 @@ def test_copies_of_photographs(command, short_run, photos, tmp_path):
         assert image.height > 2 * 112
 
 
-def test_a_link_never_comes_before_its_file(command, short_run, photos, tmp_path):
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_a_link_never_comes_before_its_file(command, short_run, photos, tmp_path, through_a_link):
     folder = shutil.copytree(photos, tmp_path / "photos")
     (folder / "b" / "l.png").symlink_to(folder / "a" / "a-7.png")  # the shortest name of all
+    if through_a_link:
+        (tmp_path / "elsewhere").symlink_to(folder)
+        folder = tmp_path / "elsewhere"
     out = tmp_path / "copies.csv"
     assert command("duplicates", short_run.path, "--data", folder, "--out", out)[0] == 0
     with out.open(newline="") as file:

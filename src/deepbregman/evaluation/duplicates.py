@@ -141,8 +141,8 @@ def find_duplicates(
         sizes = {i: count_bytes(places[i]) for group in groups for i in group}
         lengths = [len(name.rpartition("/")[2]) for name in names]  # a copy's is longer: "a (1)"
         # Who keeps the first and deletes the others must not be left with a link to nothing.
-        links = {i for i in sizes if _is_link(places[i])}
-        groups = [sorted(g, key=lambda i: (-sizes[i], i in links, lengths[i], i)) for g in groups]
+        links = {i: _count_links(places[i]) for i in sizes}
+        groups = [sorted(g, key=lambda i: (-sizes[i], links[i], lengths[i], i)) for g in groups]
     groups.sort(key=lambda group: (-len(group), group[0]))
     shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]
     pixels = gallery.pictures(shown) if with_pixels else {}
@@ -166,9 +166,9 @@ def find_duplicates(
     return found
 
 
-def _is_link(place: ImagePlace) -> bool:
-    """Whether a file, or a folder that it lies in, is a symbolic link."""
-    return isinstance(place, Path) and os.path.realpath(place) != os.path.abspath(place)
+def _count_links(place: ImagePlace) -> int:
+    """Count the symbolic links on the way to a file; the data's own folder may be behind one."""
+    return sum(map(os.path.islink, (place, *place.parents))) if isinstance(place, Path) else 0
 
 
 def choose_thresholds(opened: OpenedRun, gallery: Gallery, features: Tensor) -> tuple[float, float]:
