@@ -42,7 +42,7 @@ def test_one_command_starts_continues_and_tells_the_end(command, recipe, tmp_pat
     # 20 images, 4 of them for testing: 16 fill three batches of 5, and one is left out.
     line, classes, unused = out.splitlines()[:3]
     two = "2 classes: cats, dogs; labels evaluate the encoder, they do not train it"
-    way = "; if these sub-folders are no classes, put one image beside them: then it trains on all"
+    way = "; if these sub-folders are not classes, put one image beside them: then it trains on all"
     assert classes == two + way
     for part in ("small", "16 images", "at 8 px", "3 epochs of 3 steps", "batch 5", "cpu"):
         assert part in line

@@ -169,7 +169,7 @@ class Objective(nn.Module):
         return {}
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return the precision context for networks; losses run outside it."""
+        """Return the precision context: for networks, and for scores if a method has very many."""
         kind = self.encoder.mean.device.type
         return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.mixed)
 

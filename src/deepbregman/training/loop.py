@@ -82,7 +82,7 @@ class Pretraining:
         # A GPU finishes a small step before the host has launched it. So a run of one process does
         # without the wrapper, which looks through all inputs and outputs.
         self.called_step = self.step_module if fabric.world_size == 1 else self.wrapped_step
-        # Of the mean over the batches of a step, with respect to the total of each.
+        # The loss of a step is the mean of the totals of its batches.
         self.gradient_of_total = torch.tensor(
             1.0 / config.training.accumulate, device=fabric.device
         )

@@ -94,7 +94,7 @@ def describe_job(
         names = None if source.test is None else source.test.names
         if names and not resuming and names[0].partition("/")[0] in source.classes:
             way = "put one image beside them: then it trains on all"  # test images were set aside
-            words = f"{words}; if these sub-folders are no classes, {way}"
+            words = f"{words}; if these sub-folders are not classes, {way}"
         classes = "class" if len(source.classes) == 1 else "classes"
         yield f"{len(source.classes):,} {classes}: {named}; {words}"
     if start is not None:
