@@ -158,11 +158,25 @@ def test_one_network_of_a_file_with_several_is_chosen_by_its_name(classifier, tm
     code, said = begin(f"{path}:techer")
     assert code == 2
     assert "holds no techer, but student, teacher" in said
+    code, said = begin(f"{path}:backbone")
+    assert code == 2
+    assert "holds 2 encoders" in said
     assert begin(f"{path}:teacher")[0] == 0
     expected = {name: t for name, t in classifier.items() if not name.startswith("fc.")}
     assert_equal(load_trained_encoder(tmp_path / "run").trunk.state_dict(), expected)
     record = json.loads((tmp_path / "run" / "provenance.json").read_text())["weights"]
     assert record["from"] == f"{path}:teacher"
+
+
+def test_a_network_is_chosen_by_any_part_of_its_name(resnet, classifier, tmp_path):
+    """As in the checkpoints of MoCo."""
+    path = tmp_path / "moco.pth"
+    query = {f"module.encoder_q.{name}": tensor for name, tensor in classifier.items()}
+    key = {f"module.encoder_k.{name}": tensor + 1 for name, tensor in classifier.items()}
+    torch.save({"state_dict": {**key, **query}}, path)
+    expected = {name: t for name, t in classifier.items() if not name.startswith("fc.")}
+    for name in ("encoder_q", "module.encoder_q"):
+        assert_equal(trunk_of(start(resnet, f"{path}:{name}")), expected)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

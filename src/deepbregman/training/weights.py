@@ -199,8 +199,8 @@ def _read_path(path: Path) -> StartingWeights:
 
 
 def _select_network(whole: StartingWeights, part: str) -> StartingWeights:
-    """Keep the tensors below one name; a checkpoint may hold a student and a teacher."""
-    trunk = {name: t for name, t in whole.trunk.items() if name.startswith(f"{part}.")}
+    """Keep tensors with this part in their names; a file may hold a student and a teacher."""
+    trunk = {name: t for name, t in whole.trunk.items() if f".{part}." in f".{name}"}
     if not trunk:
         names = dict.fromkeys(name.partition(".")[0] for name in whole.trunk)
         raise UserError(
