@@ -82,7 +82,7 @@ class TestTraining:
             after = job.step_module.get_parameter(name)
             torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
 
-    def test_accumulated_gradients_are_the_mean_over_their_batches(self, short_config, tmp_path):
+    def test_loss_and_gradients_are_the_mean_over_accumulated_batches(self, short_config, tmp_path):
         config = override(
             short_config,
             {
@@ -96,11 +96,15 @@ class TestTraining:
         reference = build_step(config, (0.0,) * 3, (1.0,) * 3)
         reference.load_state_dict(job.step_module.state_dict())
         reference.train()
+        totals = []
         for part, batch in enumerate(job.feed(0, 0)):
             uniforms = job.share.draw_uniforms(job.step_module.views, part)
-            (reference(batch.images, batch.sizes, uniforms).total / 2).backward()
-        job.fit()
+            total = reference(batch.images, batch.sizes, uniforms).total
+            (total / 2).backward()
+            totals.append(total.item())
+        (record,) = job.fit().metrics()
         assert job.step == 1
+        assert record["total"] == pytest.approx(sum(totals) / 2, rel=1e-5)
         for name, parameter in reference.named_parameters():
             assert parameter.grad is not None
             after = job.step_module.get_parameter(name)
