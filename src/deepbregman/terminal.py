@@ -71,13 +71,13 @@ def join_words(words: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-SPARE = 0.9
+PLANNED_SHARE = 0.9
 """Share of a budget that training is planned for; opening, evaluating and saving take some."""
 
 
 def choose_budget(seconds: float) -> str:
     """Return a value of --budget that is enough to train for these seconds."""
-    minutes = math.ceil(seconds / SPARE / 60)
+    minutes = math.ceil(seconds / PLANNED_SHARE / 60)
     return f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
 
 

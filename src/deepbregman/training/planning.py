@@ -11,7 +11,7 @@ import torch
 from deepbregman.config import Config, override
 from deepbregman.errors import is_out_of_memory
 from deepbregman.objectives import OwnParts, Samples, build_step
-from deepbregman.terminal import SPARE, choose_budget, count_words, format_duration
+from deepbregman.terminal import PLANNED_SHARE, choose_budget, count_words, format_duration
 
 from .devices import is_mixed
 from .optimisers import build_optimiser
@@ -200,7 +200,7 @@ def _choose_bank(config: Config, facts: Facts, steps: int) -> Choice:
 
 def _choose_epochs(facts: Facts, wanted: int, seconds: float) -> Choice:
     """Choose the length: as wanted, or less where an epoch takes too many seconds."""
-    possible = int(SPARE * facts.limit / seconds)
+    possible = int(PLANNED_SHARE * facts.limit / seconds)
     granted = "" if facts.budget is not None else "; --budget 12h allows more"
     if possible >= wanted:
         return Choice("training.epochs", wanted, f"enough for {facts.num_images:,} images")
