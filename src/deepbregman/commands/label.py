@@ -89,8 +89,8 @@ def label(
         labels: CSV file with the columns image and label, or a folder with a sub-folder for each
             class; at least two classes need 2 images or more. In Python also a mapping from image
             to label. See above for what happens without labels.
-        data: A dataset instead of the run's own. In a folder of new photos, the labels may be those
-            of the run's folder.
+        data: A dataset instead of the run's own. Photos of the run's folder may have the labels
+            from which a folder of new photos is labelled.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
             nearest class by the divergence over a bank of the images. By default all.
