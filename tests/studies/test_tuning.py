@@ -627,6 +627,18 @@ def test_a_lost_trial_keeps_its_place(tmp_path, monkeypatch):
     assert [row["trial"] for row in list_trials(study)] == [0, 2]
 
 
+def test_a_worker_killed_before_its_first_heartbeat_loses_nothing(tmp_path):
+    """Optuna leaves its trial running for ever, and the search would wait for it."""
+    url = f"sqlite:///{tmp_path}/shared.db"
+    study = _shared(url)
+    _begin(study)
+    assert SharedSearch(study, 1).run_one(_draw) is None  # the worker may still be alive
+    with open_storage(url).engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE trials SET datetime_start = '2000-01-01 00:00:00'")
+    assert SharedSearch(study, 1).run_one(_draw) == ""
+    assert [trial.state.name for trial in study.get_trials()] == ["FAIL", "COMPLETE"]
+
+
 @pytest.mark.parametrize("state", [TrialState.WAITING, TrialState.RUNNING, TrialState.COMPLETE])
 def test_a_trial_gives_way_to_a_continuation_with_a_higher_number(state):
     study = optuna.create_study()

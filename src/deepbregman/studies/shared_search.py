@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 TAKEN = (TrialState.RUNNING, *DONE)
 """States that count towards the trials of a search."""
 CONTINUES, STOPPED, FAULTY, SURPLUS = "continues", "stopped", "faulty", "surplus"
-TOO_LARGE = "too large"
+TOO_LARGE, BEGUN = "too large", "begun"
 """Marks of a trial: the trial that it continues, stopped by a signal, ended by an error of its own,
-never begun because there were enough, ended since memory ran out, with the words of that error."""
+not needed because there were enough, ended since memory ran out, with the words of that error, and
+begun: its worker has sent a heartbeat."""
 
 
 def open_storage(url: str) -> RDBStorage:
@@ -211,12 +213,23 @@ class SharedSearch:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             optuna.storages.fail_stale_trials(self.study)
+        self._fail_never_begun()
         # Two workers may both queue a trial: the later continuation gives way.
         for trial in list_attempted_trials(self.study)[: self.total]:
             if trial.needs_retry:
                 trial.queue_again(self.study)
 
+    def _fail_never_begun(self) -> None:
+        """Fail trials of workers that were killed before the first heartbeat: Optuna does not."""
+        oldest = datetime.now() - timedelta(seconds=GRACE_SECONDS)
+        for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            started = trial.datetime_start
+            if BEGUN not in trial.user_attrs and started is not None and started < oldest:
+                with suppress(ValueError, optuna.exceptions.OptunaError):  # another has ended it
+                    self.study.tell(trial.number, state=TrialState.FAIL)
+
     def _run(self, trial: optuna.Trial, objective: "optuna.study.study.ObjectiveFuncType") -> float:
+        _mark(trial, BEGUN)
         if self._is_surplus(trial):
             trial.set_user_attr(SURPLUS, True)
             raise NotOurs
@@ -257,6 +270,6 @@ class SharedSearch:
 
 
 def _mark(trial: optuna.Trial, name: str, value: bool | str = True) -> None:
-    """Mark a trial that ends by an exception, unless another worker has ended it."""
+    """Mark a trial, unless another worker has ended it."""
     with suppress(optuna.exceptions.OptunaError):
         trial.set_user_attr(name, value)
