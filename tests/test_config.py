@@ -377,15 +377,49 @@ def _expected(name: str) -> str:
     ],
 )
 def test_the_header_of_a_compared_recipe_is_the_record(name, study):
-    results = json.loads((RESULTS / "studies" / study / "results.json").read_text())
     assert f"(results/studies/{study})" in _expected(name)
-    arms = {arm["arm"]: arm for arm in results["arms"]}
-    linear, few, many = (
-        f"{found['mean']:.2f} +- {found['deviation']:.2f}"
-        for metric in ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
-        for found in [arms[name]["metrics"][metric]]
-    )
-    assert f"{linear} linear, {few} kNN (k = 20), {many} (k = 200)" in _expected(name)
+    assert all(words in _expected(name) for words in _describe_arms(study)[name])
+
+
+def _describe_arms(study: str) -> dict[str, tuple[str, str]]:
+    """Describe the accuracy and the seeds of each arm of a recorded study, as headers do."""
+    arms = json.loads((RESULTS / "studies" / study / "results.json").read_text())["arms"]
+    described = {}
+    for arm in arms:
+        linear, few, many = (
+            f"{found['mean']:.2f}" + (f" +- {found['deviation']:.2f}" if found["n"] > 1 else "")
+            for metric in ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
+            for found in [arm["metrics"][metric]]
+        )
+        n = arm["metrics"]["linear, cached features"]["n"]
+        described[arm["arm"]] = (
+            f"{linear} linear, {few} kNN (k = 20), {many} (k = 200)",
+            f"{n} seeds" if n > 1 else "one seed",
+        )
+    return described
+
+
+def test_the_headers_of_methods_are_the_records():
+    checked = 0
+    for arm, (accuracy, seeds) in _describe_arms("methods").items():
+        if arm in recipes() and "(results/studies/methods)" in (said := _expected(arm)):
+            assert accuracy.rpartition(", ")[0] in said  # k = 200 is in the table of methods
+            assert seeds in said
+            checked += 1
+    assert checked == 21  # simclr has another record
+    groups = json.loads((RESULTS / "bench" / "h200" / "methods.json").read_text())["groups"]
+    for group in groups:
+        (step,) = (arm for arm in group["arms"] if arm["name"] == "step")
+        minutes = 200 * (50_000 // group["batch_size"]) * step["milliseconds"] / 60_000
+        words = f"{minutes:.1f} minutes of steps on one H200, {step['peak_gigabytes']:.1f} GB"
+        assert words in recipes()[group["recipe"]]
+
+
+def test_the_header_of_digits_is_the_record():
+    table = json.loads((RESULTS / "quickstart" / "result.json").read_text())["quickstart"]
+    (row,) = (row for row in table if row["features"] == "pretrained encoder")
+    few = f"{row['few_labels']:.1f} +- {row['few_labels_deviation']:.1f} with 5 labels per class"
+    assert f"{row['linear']:.1f} linear, {row['knn']:.1f} kNN, {few}" in _expected("digits")
 
 
 def test_the_header_of_the_race_is_the_record():
