@@ -173,7 +173,8 @@ def _find_in_run(config: Config, data: str, labels: "list[GivenLabel]") -> "list
             found.append(label)
         elif here.is_file() and here != place:  # the same if the name is a whole path
             found.append(label)
-            both += [name] * (here.read_bytes() != place.read_bytes())
+            if here.read_bytes() != place.read_bytes():
+                both.append(name)
         else:
             found.append(label._replace(image=str(place), is_file=True))
     if both:

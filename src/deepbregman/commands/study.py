@@ -182,18 +182,16 @@ def describe_arms(entry: Study | Search) -> str:
     """Name the arms of a study, or what a search varies."""
     if isinstance(entry, Search):
         return f"Searches {', '.join(entry.space)}."
-    names, also = [arm.name for arm in entry.choose_arms(())], ""
+    words = f"Arms: {', '.join(entry.recipes or [arm.name for arm in entry.choose_arms(())])}"
     if entry.recipes:
-        names = list(entry.recipes)
-        made = entry.with_recipes({name: load_arm(name) for name in names}).arms
+        made = entry.with_recipes({name: load_arm(name) for name in entry.recipes}).arms
         endings = dict.fromkeys(arm.name.removeprefix(str(arm.x)) for arm in made)
         also = ", ".join(f"NAME{ending}" for ending in endings if ending)
+        words += f"; each also as {also}" if also else ""
     stems = dict.fromkeys(a.name.removesuffix(str(a.x)) for a in entry.arms if a.supervised)
-    labelled = ", ".join(f"{stem}*" for stem in stems)
-    return (
-        f"Arms: {', '.join(names)}{f'; each also as {also}' * bool(also)}"
-        f"{f'; with labels, only if named: {labelled}' * bool(labelled)}."
-    )
+    if stems:
+        words += f"; with labels, only if named: {', '.join(f'{stem}*' for stem in stems)}"
+    return f"{words}."
 
 
 def show(result: StudyResult | dict[str, str], console: Console) -> None:
