@@ -128,7 +128,8 @@ class Display:
 
     @property
     def _epoch(self) -> int:
-        return min(self.epochs, self.done // self.steps_per_epoch + 1)
+        """The epoch of the last step: its own line comes after its last step."""
+        return max(1, -(-self.done // self.steps_per_epoch))
 
     @property
     def total_steps(self) -> int:
