@@ -144,6 +144,22 @@ def find_broken_rule(value: Any, hint: Any) -> str | None:
     return None
 
 
+def make_floats(value: Any, hint: Any) -> Any:
+    """Turn whole numbers into floats where the type says float.
+
+    A tensor made of whole numbers could not hold the fractions of a schedule.
+    """
+    origin, kinds = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return make_floats(value, kinds[0])
+    if origin is UnionType:
+        return make_floats(value, next(kind for kind in kinds if has_type(value, kind)))
+    if origin is tuple:
+        kinds = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
+        return tuple(map(make_floats, value, kinds))
+    return float(value) if hint is float else value
+
+
 @functools.cache
 def _read_hints(section: type) -> dict[str, Any]:
     """Return the annotation of every field; a study makes thousands of configurations."""
@@ -167,7 +183,6 @@ class Section:
             value, where = getattr(self, name), f"{self.table}.{name}"
             if isinstance(value, list):  # TOML and JSON have no tuples
                 value = tuple(value)
-                object.__setattr__(self, name, value)
             if not has_type(value, hint):
                 choices = map(str, get_args(hint)) if get_origin(hint) is Literal else ()
                 guess = suggest(value, choices) if isinstance(value, str) else ""
@@ -177,6 +192,7 @@ class Section:
             words = find_broken_rule(value, hint)
             if words:
                 raise UserError(f"{where} is {abbreviate(value)}: {words}")
+            object.__setattr__(self, name, make_floats(value, hint))
 
 
 Count = Annotated[int, Range(low=1)]
