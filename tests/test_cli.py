@@ -722,6 +722,15 @@ def test_until_work_is_reported_a_bar_says_that_the_program_loads():
         ("best --divergence.sigma 3", "divergence.compare is 'match'"),
         ("best --divergence.hidden 32", "divergence.source is 'bank'"),  # as the recipe has it
         ("simclr --divergence.sigma 3", "divergence.weight is 0"),
+        ("simclr --teacher.momentum 0.9", "divergence.weight is 0"),
+        ("simclr --weak-views.flip 0.1", "divergence.weight is 0"),
+        ("paper --divergence.alpha 2", "divergence.kernel is 'gaussian'"),
+        ("paper --divergence.target-smoothing 0.1", "divergence.smoothing is 0"),
+        ("paper --divergence.centring mean", "the method simclr has no teacher"),
+        ("paper --optimiser.momentum 0.8", "optimiser.name is 'adam'"),
+        ("simclr --optimiser.convolution-rate 0.1", "optimiser.name is 'sgd'"),
+        ("simclr --optimiser.step-factor 0.5", "optimiser.schedule is 'cosine'"),
+        ("best --optimiser.momentum 0.8", ""),
         ("paper --divergence.sigma 3", ""),
         ("best", ""),
     ],
@@ -732,4 +741,5 @@ def test_an_option_that_training_does_not_use_is_told(words, why, few_digits, tm
     notes = re.findall(
         r"(?m)^note: (.*) is not used in this training, since (.*)$", capsys.readouterr().err
     )
-    assert notes == ([(words.split()[1][2:], why)] if why else [])
+    field = words.partition("--")[2].partition(" ")[0].replace("-", "_")
+    assert notes == ([(field, why)] if why else [])

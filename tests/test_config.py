@@ -101,7 +101,7 @@ def configs(draw: st.DrawFn) -> Config:
         for section, cls in SECTIONS.items()
     }
     views, optimiser = tables["views"], tables["optimiser"]
-    if tables["encoder"]["name"] in ("custom", "timm:x"):
+    if not tables["encoder"]["name"].startswith("resnet"):
         tables["encoder"]["stem"] = "auto"
     tables["encoder"]["weights"] = f"runs/{tables['encoder']['weights']}"
     views["jitter"] = (*views["jitter"][:3], min(views["jitter"][3], 0.5))
@@ -523,6 +523,7 @@ def test_unknown_recipe_lists_the_known(name):
             ("encoder.weights is 'torchvision:DEFAULT'", "resnet18, resnet34"),
         ),
         ({"encoder": {"name": "custom", "stem": "thumbnail"}}, ("encoder.stem", "auto")),
+        ({"encoder": {"name": "small", "stem": "thumbnail"}}, ("encoder.stem", "auto")),
         ({"training": {"epochs": "3"}}, ("training.epochs is '3'", "whole number")),
         ({"training": {"epochs": 3.0}}, ("training.epochs is 3.0", "whole number")),
         ({"training": {"epochs": True}}, ("training.epochs is True", "whole number")),
@@ -609,6 +610,29 @@ def test_lists_and_tuples_make_the_same_configuration():
     tuples = OptimiserSettings(schedule="step", milestones=(1, 2), betas=(0.5, 0.9))
     assert lists == tuples
     assert hash(lists) == hash(tuples)
+
+
+def test_whole_numbers_are_floats_where_a_field_is_one():
+    views = ViewSettings(flip=1, blur=[0, 1], jitter=[0, 0, 0, 0], num_views=2)
+    assert [type(views.flip), type(views.num_views)] == [float, int]
+    assert {type(number) for number in (*views.blur, *views.jitter)} == {float}
+    assert type(ViewSettings(solarise=1).solarise) is float
+
+
+def test_rotations_alone_can_be_predicted():
+    off = {"objective.weight": 0.0, "divergence.weight": 0.0}
+    on = {"rotation.weight": 1.0, "small_views.num_views": 4}
+    assert override(Config(), {**off, **on}).rotation is not None
+
+
+def test_a_method_of_ones_own_keeps_its_weak_views_without_a_divergence():
+    """Its recipe has a [teacher], which is not used then; the views are the method's, too."""
+    changes = {"divergence.weight": 0.0}
+    assert "weak_views" not in override(load_recipe("best"), changes).view_groups
+    own = override(load_recipe("best"), {**changes, "objective.name": "custom"})
+    assert "weak_views" in own.view_groups
+    assert "weak_views.flip" not in own.idle
+    assert "teacher.momentum" in own.idle
 
 
 @settings(max_examples=150)

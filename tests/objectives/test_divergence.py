@@ -110,9 +110,18 @@ class TestLearntSigma:
         assert learnt.metrics()["sigma"].item() == pytest.approx(0.8)
         assert fixed.metrics() == {}
 
-    @pytest.mark.parametrize("kernel", ["inverse", "negative"])
-    def test_a_kernel_without_sigma_learns_none(self, kernel):
-        assert term(kernel=kernel, learn_sigma=True).log_sigma is None
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"kernel": "inverse"},
+            {"kernel": "negative"},
+            {"compare": "match"},
+            {"weight": 0.0, "info_nce": 1.0, "source": "bank"},
+        ],
+    )
+    def test_a_loss_without_sigma_learns_none(self, settings):
+        """Several processes would wait for its gradient."""
+        assert term(learn_sigma=True, **settings).log_sigma is None
 
     def test_weight_decay_leaves_it_alone(self):
         config = override(
@@ -136,7 +145,7 @@ def tiny_step(**changes: Any) -> Step:
 
 def test_the_total_is_equation_9_and_the_weight_can_rise():
     step = tiny_step(
-        **{"objective.weight": 5.0, "divergence.weight": 3.0, "divergence.warmup_epochs": 2.0}
+        **{"objective.weight": 5, "divergence.weight": 3, "divergence.warmup_epochs": 2}
     )
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     uniforms = ViewGroups(step.views.main.draw(4, device="cpu"))

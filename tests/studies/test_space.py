@@ -140,7 +140,13 @@ def test_what_training_does_not_use_is_not_searched():
     with pytest.raises(UserError, match=r"divergence.hidden, which .* divergence.source is 'bank'"):
         parse_space(["divergence.hidden=8:64"], best)
     both = ["divergence.sigma=0.1:5:log", "divergence.compare=match,contrast"]
-    assert len(parse_space(both, best)) == 2
+    with pytest.raises(UserError, match=r"divergence.sigma, .* divergence.kernel is 'negative'"):
+        parse_space(both, best)
+    assert len(parse_space([*both, "divergence.kernel=negative,gaussian"], best)) == 3
+    with pytest.raises(UserError, match=r"optimiser.momentum, which .* optimiser.name is 'adam'"):
+        parse_space(["optimiser.momentum=0.8:0.95"], load_recipe("paper"))
+    either = ["optimiser.momentum=0.8:0.95", "optimiser.name=adam,sgd"]
+    assert len(parse_space(either, load_recipe("paper"))) == 2
     control = override(best, {"divergence.info_nce": 1.0})
     assert parse_space(["divergence.temperature=0.1:0.5"], control)
     simclr, weight = load_recipe("simclr"), "divergence.weight=1,0"  # the recipe has 0

@@ -282,7 +282,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     @functools.wraps(pretrain)
     def with_fields(recipe: Config, run: Path | None, **rest: Any) -> Run:
         folder = run or name_run_folder(Path(name).stem)
-        given, idle = find_given(load_recipe(name), recipe, words), recipe.divergence.idle
+        given, idle = find_given(load_recipe(name), recipe, words), recipe.idle
         for field in sorted(given.keys() & idle.keys()):
             notify(f"{field} is not used in this training, since {idle[field]}", stacklevel=1)
         if name == AUTO:

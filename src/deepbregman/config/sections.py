@@ -151,7 +151,7 @@ class EncoderSettings(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.stem != "auto" and self.name.startswith(("timm:", "custom")):
+        if self.stem != "auto" and not self.name.startswith("resnet"):
             raise UserError(
                 f"encoder.stem is {self.stem!r} with encoder.name {self.name!r}: only the ResNets "
                 "known by name have a choice of stem; leave it at auto"
@@ -244,19 +244,29 @@ class DivergenceSettings(Section):
 
     @property
     def idle(self) -> dict[str, str]:
-        """Fields that training does not use with these settings, by dotted name, and why."""
-        found: dict[str, str] = {}
+        """Fields that training does not use with these settings, and why."""
         if not self.is_on:
             names = {each.name for each in fields(self)} - {"weight", "info_nce"}
-            return dict.fromkeys((f"divergence.{name}" for name in names), "divergence.weight is 0")
+            return dict.fromkeys(names, "divergence.weight is 0")
+        found: dict[str, str] = {}
         if self.source != "learned":
             subnetwork = ("hidden", "norm", "activation", "dropout", "normalise_input")
             found |= dict.fromkeys(subnetwork, f"divergence.source is {self.source!r}")
+        users = {"sigma": "gaussian", "learn_sigma": "gaussian", "alpha": "arccot"}
+        unused = [name for name, kernel in users.items() if self.kernel != kernel]
+        found |= dict.fromkeys(unused, f"divergence.kernel is {self.kernel!r}")
+        if self.smoothing == 0.0:
+            found["target_smoothing"] = "divergence.smoothing is 0"
+        elif self.compare == "contrast" and self.centring != "sinkhorn":
+            found["target_smoothing"] = "divergence.compare is 'contrast'"
+        contrast = ["kernel", "sigma", "alpha", "learn_sigma", "pairs"]
         if self.compare == "match":
-            contrast = ["kernel", "sigma", "alpha", "learn_sigma", "pairs"]
-            contrast += ["temperature"] if self.info_nce == 0.0 else []
-            found |= dict.fromkeys(contrast, "divergence.compare is 'match'")
-        return {f"divergence.{name}": why for name, why in found.items()}
+            unused = contrast + (["temperature"] if self.info_nce == 0.0 else [])
+            found |= dict.fromkeys(unused, "divergence.compare is 'match'")
+        if self.weight == 0.0:  # InfoNCE stands alone
+            unused = [*contrast, "compare", "target_smoothing", "centring", "sets", "warmup_epochs"]
+            found |= dict.fromkeys(unused, "divergence.weight is 0")
+        return found
 
     @property
     def needs_target(self) -> bool:
@@ -329,6 +339,16 @@ class OptimiserSettings(Section):
                 f"{self.schedule!r}: the step schedule needs milestones, the others take none"
             )
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """Fields that training does not use with these settings, and why."""
+        unused = ["momentum"] if self.name in ("adam", "adamw") else ["betas"]
+        unused += [] if self.name == "muon" else ["convolution_rate"]
+        found = dict.fromkeys(unused, f"optimiser.name is {self.name!r}")
+        if self.schedule != "step":
+            found["step_factor"] = f"optimiser.schedule is {self.schedule!r}"
+        return found
+
 
 @dataclass(frozen=True)
 class TrainingSettings(Section):
@@ -393,7 +413,8 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, kind) and not (value is None and name in OPTIONAL):
                 raise UserError(f"{name} is {abbreviate(value)}: it must be a {kind.__name__}")
-        if self.objective.weight == 0.0 and not self.divergence.is_on:
+        terms_are_off = self.objective.weight == 0.0 and not self.divergence.is_on
+        if terms_are_off and self.rotation is None:
             raise UserError(
                 "objective.weight and divergence.weight are both 0: nothing would be trained; "
                 "raise one of them"
@@ -411,8 +432,7 @@ class Config:
 
     def _check_teacher(self) -> None:
         method = self.objective
-        has_targets = self.teacher is not None or method.has_teacher or method.has_memory
-        if self.divergence.needs_target and not has_targets:
+        if self.divergence.needs_target and not self.has_targets:
             raise UserError(
                 f"divergence.source is {self.divergence.source!r} and divergence.compare "
                 f"{self.divergence.compare!r}: they need the targets of a teacher, which the "
@@ -498,13 +518,36 @@ class Config:
         method.check_sizes(self.view_size, batch, self.encoder.embedding)
 
     @property
+    def has_targets(self) -> bool:
+        """Whether views can be compared with targets: of a teacher, or of the method's memory."""
+        return self.teacher is not None or self.objective.has_teacher or self.objective.has_memory
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Fields that training does not use with these settings, by dotted name, and why."""
+        found = {
+            f"{section.table}.{name}": why
+            for section in (self.divergence, self.optimiser)
+            for name, why in section.idle.items()
+        }
+        if self.divergence.is_on and not self.has_targets:
+            found["divergence.centring"] = f"the method {self.objective.name} has no teacher"
+        if not self.divergence.is_on:
+            off = [self.teacher, None if "weak_views" in self.view_groups else self.weak_views]
+            names = [f"{s.table}.{each.name}" for s in off if s is not None for each in fields(s)]
+            found |= dict.fromkeys(names, "divergence.weight is 0")
+        return found
+
+    @property
     def view_groups(self) -> dict[str, ViewSettings]:
         """The groups of views that are made, by the name of their table.
 
-        Without a divergence the teacher is not used, and the views that it sees are not made.
+        Without a divergence the teacher is not used. The views that it sees are then not made,
+        unless the method takes them, too.
         """
         groups = (self.views, self.weak_views, self.small_views)
         idle = self.teacher is not None and not self.divergence.is_on
+        idle = idle and WeakViewSettings.table not in self.objective.groups
         return {
             group.table: group
             for group in groups

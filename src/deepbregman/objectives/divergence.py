@@ -60,8 +60,7 @@ class DivergenceTerm(nn.Module):
             self.weights["usage"] = -settings.usage_bonus
         self.term_names = tuple(self.weights)
         # Only where it is used: several processes wait for the gradient of every parameter.
-        learns = settings.learn_sigma and settings.kernel == "gaussian"
-        learns = learns and settings.compare == "contrast"
+        learns = settings.learn_sigma and "learn_sigma" not in settings.idle
         self.log_sigma = nn.Parameter(torch.tensor(settings.sigma).log()) if learns else None
         values = (
             settings.sigma,

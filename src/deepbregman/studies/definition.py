@@ -488,12 +488,12 @@ def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
 
 def check_used(config: Config, fields: Iterable[str], what: str) -> None:
     """Refuse to vary fields that training does not use: every arm would train the same."""
-    idle = config.divergence.idle
+    idle = config.idle
     for name in fields:
         if name in idle:
             raise UserError(
                 f"{what} varies {name}, which training does not use here, since {idle[name]}: "
-                "choose a recipe that uses it, such as paper"
+                "change that with --set, or choose another recipe"
             )
 
 

@@ -119,31 +119,34 @@ def parse_space(words: Iterable[str], base: Config) -> Space:
         base, [name for name in seen if f"{name.partition('.')[0]}.weight" not in seen], "--space"
     )
     check_corners(space, base)
-    if not {"divergence.source", "divergence.compare", "divergence.info_nce"} & seen.keys():
-        weight = seen.get("divergence.weight")  # if it is searched, the term is on in some trials
-        on = base if weight is None else override(base, {weight.field: max(weight.ends)})
-        check_used(on, seen, "--space")
     return space
 
 
 def check_corners(space: Space, base: Config) -> None:
     """Build the configurations at the corners of the space, so that no trial is refused later.
 
-    Of a space with very many corners, only those that leave one dimension are built.
+    A field that none of them uses is refused. Of a space with very many corners, only those that
+    leave one dimension are built, and they do not show which fields are used together.
     """
-    corners: Iterable[tuple[Value, ...]]
-    if math.prod(len(dimension.ends) for dimension in space) <= MOST_CORNERS:
+    names = [dimension.field for dimension in space]
+    builds_all = math.prod(len(dimension.ends) for dimension in space) <= MOST_CORNERS
+    if builds_all:
         corners = itertools.product(*(dimension.ends for dimension in space))
-        names = [dimension.field for dimension in space]
         points = (dict(zip(names, corner, strict=True)) for corner in corners)
     else:
         points = ({dim.field: end} for dim in space for end in dim.ends)
+    configs = []
     for point in points:
         try:
-            override(base, point)
+            configs.append(override(base, point))
         except UserError as error:
             where = ", ".join(f"{name}={value}" for name, value in point.items())
             raise UserError(f"--space reaches {where}, where {error}") from None
+    if builds_all:
+        # Of the corner that uses most, so that "the weight is 0" is no reason where it is searched.
+        fullest = min(configs, key=lambda config: len(config.idle))
+        unused = set(names).intersection(*(config.idle for config in configs))
+        check_used(fullest, sorted(unused), "--space")
 
 
 def _find_type(name: str, base: Config) -> Any:
