@@ -4,15 +4,16 @@ import csv
 import json
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override
-from deepbregman.errors import Notice, UserError
+from deepbregman.errors import Diverged, Notice, UserError
 from deepbregman.runs import CHANGEABLE, Record, Run
 from deepbregman.training import loggers, loop
+from deepbregman.training.faults import Guard
 from deepbregman.training.loggers import BACKENDS, BackgroundLogger, Loggers
 
 
@@ -127,6 +128,20 @@ def test_tensorboard_may_be_named_with_the_others(tiny_config, tmp_path):
     run = pretrain(with_loggers(config, "tensorboard", "csv"), run=tmp_path / "run")
     assert list((run.path / "tensorboard").iterdir())
     assert (run.path / "metrics.csv").exists()
+
+
+def test_a_run_that_fails_leaves_no_thread_of_tensorboard(tiny_config, tmp_path, monkeypatch):
+    """A study trains many runs in one process, and some diverge."""
+    pytest.importorskip("tensorboard")
+
+    def fail(*arguments: Any) -> NoReturn:
+        raise Diverged("not finite")
+
+    monkeypatch.setattr(Guard, "check", fail)
+    with pytest.raises(Diverged):
+        pretrain(with_loggers(tiny_config, "tensorboard"), run=tmp_path / "run")
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    assert not [thread for thread in threading.enumerate() if "Writer" in type(thread).__name__]
 
 
 def test_a_resumed_run_may_have_other_loggers():

@@ -12,7 +12,7 @@ from deepbregman.cli import main
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, differing_fields, override, to_toml
 from deepbregman.errors import Notice, UserError
-from deepbregman.runs import Run
+from deepbregman.runs import Run, is_complete
 from deepbregman.training import checkpoints
 from deepbregman.training.checkpoints import find_checkpoint
 
@@ -246,10 +246,14 @@ def test_a_run_may_be_made_longer_where_the_schedule_does_not_depend_on_its_leng
     }
     config = override(tiny_config, changes)
     short = pretrain(config, run=tmp_path / "run")
+    result = (short.path / "result.json").read_bytes()
     edit(short, training__epochs=3)
     longer = {"training.epochs": 3}
     whole = pretrain(config, run=tmp_path / "whole", changes=longer)
     assert_same_parameters(resume(short.path), whole)
+    assert short.result()["pretrain"]["epoch"] == 3
+    (short.path / "result.json").write_bytes(result)  # as if killed before it wrote the new one
+    assert is_complete(resume(short.path))
     assert short.result()["pretrain"]["epoch"] == 3
     edit(short, training__epochs=2)
     with pytest.raises(UserError, match=r"training\.epochs \(3 -> 2\)"):

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -208,7 +208,8 @@ class Pretraining:
         self.loggers = Loggers(self.run, override(self.config, no_loggers), tell)
         again = name_resume(self.config, self.run.path) if announces else ""
         signals = watch_signals(again, lambda: self._is_compiling)
-        with display, self.loggers, self._leave_if_compiling(), signals as received:
+        closing_writer = nullcontext() if writer is None else closing(writer)
+        with display, closing_writer, self.loggers, self._leave_if_compiling(), signals as received:
             run_together(
                 self.fabric, lambda: self._tell("on_start", self.run, self.step, self.total_steps)
             )
@@ -227,23 +228,33 @@ class Pretraining:
                 self.vote.close()
                 if self.vote.outcome and not ends:
                     self._stop(self.vote.outcome)
-        if writer is not None:
-            writer.close()
-        if self.fabric.is_global_zero and (record or "pretrain" not in self.run.result()):
-            last = record or self.run.metrics()[-1]  # killed after the last save
-            early = self.step < self.total_steps
-            why = last.get("stopped", SATURATED)
-            stopped = {"stopped": f"after epoch {last['epoch']}: {why}"} if early else {}
-            self.run.add_result(
-                pretrain={**last, **stopped, "seconds": self.seconds(), "finished": now()}
-            )
-            if early:
-                why = last.get("stopped") or last["reason"]
-                say(console, f"stopped after epoch {last['epoch']} of {settings.epochs}: {why}")
+        if self.fabric.is_global_zero:
+            self._write_result(record, console)
         self._tell("on_end", self.run)
         if self.vote.outcome:  # a study must not go on with its other runs
             self._leave(self.vote.outcome, "the run is complete")
         return self.run
+
+    def _write_result(self, last: Record, console: Console) -> None:
+        """Write what pretraining ended with, unless it is written already.
+
+        Args:
+            last: metrics of the last epoch; empty if it was trained before this process began.
+        """
+        known = self.run.result().get("pretrain") or {}
+        if not last and known.get("step") == self.step:
+            return
+        last = last or self.run.metrics()[-1]  # killed after the last save
+        early = self.step < self.total_steps
+        why = last.get("stopped", SATURATED)
+        stopped = {"stopped": f"after epoch {last['epoch']}: {why}"} if early else {}
+        self.run.add_result(
+            pretrain={**last, **stopped, "seconds": self.seconds(), "finished": now()}
+        )
+        if early:
+            why = last.get("stopped") or last["reason"]
+            epochs = self.config.training.epochs
+            say(console, f"stopped after epoch {last['epoch']} of {epochs}: {why}")
 
     def _tell(self, event: str, *details: object) -> None:
         """Call every callback, in process 0 only."""
