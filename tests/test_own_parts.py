@@ -482,13 +482,25 @@ def test_an_encoder_that_is_no_module(tmp_path, config, wrong):
         pretrain(config, run=tmp_path / "run", encoder=wrong)
 
 
-def test_a_metric_that_is_there_already_is_refused(tmp_path, config, few_digits):
+@pytest.mark.parametrize("name", ["total", "verdict", "stopped"])
+def test_a_metric_of_the_runs_own_is_refused(config, name):
+    """Also one that this epoch does not have: its words would be numbers to the next reader."""
+
     class Wrong(Callback):
         def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float]:
-            return {"total": 1.0}
+            return {name: 1.0}
 
-    with pytest.raises(UserError, match=r"Wrong.on_epoch returned total, which the epoch's"):
-        pretrain(config, run=tmp_path / "run", data=few_digits, callbacks=[Wrong()])
+    with pytest.raises(UserError, match=f"Wrong.on_epoch returned {name}, a name that the run's"):
+        collect_metrics([Wrong()], {"epoch": 1}, build_step(config).model)
+
+
+def test_two_callbacks_do_not_share_a_metric(config):
+    class Same(Callback):
+        def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float]:
+            return {"norm": 1.0}
+
+    with pytest.raises(UserError, match=r"Same.on_epoch returned norm, a name that"):
+        collect_metrics([Same(), Same()], {"epoch": 1}, build_step(config).model)
 
 
 @pytest.mark.parametrize("wrong", [3.0, {"note": "words"}, {"norms": torch.rand(2)}])

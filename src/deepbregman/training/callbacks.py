@@ -9,6 +9,8 @@ from deepbregman.errors import UserError, abbreviate
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run
 
+from .diagnostics import RECORDED
+
 
 class Callback:
     """Gets the events of a run; override the methods that you need.
@@ -60,11 +62,11 @@ def collect_metrics(callbacks: Sequence[Callback], record: Record, model: Model)
                 f"{name}.on_epoch returned {abbreviate(found)}: it must return a dict of names and "
                 "numbers, or None"
             ) from None
-        taken = sorted(numbers.keys() & {*record, *added})
+        taken = sorted(numbers.keys() & {*record, *added, *RECORDED})
         if taken:
             raise UserError(
-                f"{name}.on_epoch returned {', '.join(taken)}, which the epoch's metrics have "
-                "already: give it another name"
+                f"{name}.on_epoch returned {', '.join(taken)}, a name that the run's metrics use "
+                "for something else: give it another"
             )
         added |= numbers
     return added

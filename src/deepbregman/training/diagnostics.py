@@ -20,9 +20,9 @@ RECORDED = {
     *("views_per_second", "peak_gigabytes", "alignment", "uniformity", "spread", "effective_rank"),
     *("knn", "divergence_positives", "divergence_negatives", "active_subnetworks"),
     *("usage_entropy", "sigma", "rankme", "alpha_req", "lidar", "neighbour_stability"),
-    *("long_stability", "verdict", "reason"),
+    *("long_stability", "verdict", "reason", "stopped"),
 }
-"""Names in the record of an epoch that no method may give to a loss or a metric of its own."""
+"""Names in the record of an epoch that neither a method nor a callback may give to its own."""
 
 
 def alignment(z1: Tensor, z2: Tensor) -> Tensor:
