@@ -1,3 +1,4 @@
+import errno
 import importlib.metadata
 import json
 import os
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,6 +183,23 @@ def test_create_in_an_empty_folder(tmp_path):
     path.mkdir()
     assert Run.create(path, CONFIG, {}).config == CONFIG
     assert os.listdir(tmp_path) == ["run"]
+
+
+def test_create_in_an_empty_folder_that_is_a_disk_of_its_own(tmp_path, monkeypatch):
+    """Such as a volume of a container: no file can be moved into it from the folder beside."""
+    path, move = tmp_path / "disk", Path.replace
+    path.mkdir()
+
+    def move_on_one_disk(source: Path, target: Path) -> Path:
+        if source.is_relative_to(path) != target.is_relative_to(path):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return move(source, target)
+
+    monkeypatch.setattr(Path, "replace", move_on_one_disk)
+    assert Run.create(path, CONFIG, {}).config == CONFIG
+    assert sorted(os.listdir(path)) == [
+        *("checkpoints", "config.toml", "metrics.jsonl", "provenance.json")
+    ]
 
 
 def test_create_never_overwrites_a_run(run):
@@ -436,9 +455,15 @@ def test_the_source_is_named_as_git_names_it(tmp_path):
 def test_default_folder_says_what_and_when():
     folder = name_run_folder("digits")
     assert folder.parent == Path("runs")
-    name, when = folder.name.split("-", 1)
+    name, when = folder.name.rpartition("-")[0].split("-", 1)
     assert name == "digits"
     assert abs(datetime.now() - datetime.strptime(when, "%Y%m%d-%H%M%S")) < timedelta(minutes=1)
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(monkeypatch):
+    moment = datetime(2026, 1, 2, 3, 4, 5)
+    monkeypatch.setattr(runs, "datetime", SimpleNamespace(now=lambda: moment))
+    assert len({name_run_folder("best") for _ in range(5)}) == 5
 
 
 SECRET = "s3cr"

@@ -112,8 +112,8 @@ def check_new_file(path: Path | str | None, suffix: str, option: str = "out") ->
 
 
 def name_run_folder(name: str) -> Path:
-    """Name a new run folder by what it is and when it began."""
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    """Name a new run folder by what it is and when it began; several may begin in one second."""
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def hash_source_tree(folder: Path = Path(__file__).parent) -> str:
@@ -216,7 +216,9 @@ class Run:
         place = path.resolve()  # behind a link, perhaps
         existed = place.exists()
         place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+        # In the folder itself, which may be a disk of its own: files move within one disk only.
+        beside = place if existed else place.parent
+        temporary = beside / f".{place.name}.{secrets.token_hex(4)}"
         try:
             temporary.mkdir()
             (temporary / "config.toml").write_text(to_toml(config), encoding="utf-8")
