@@ -1,5 +1,6 @@
 """Images of the user's program: arrays, tensors and map-style datasets."""
 
+import io
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torchvision.transforms import v2
 
 from deepbregman import own_data
 from deepbregman.data import fingerprint, open_batches
+from deepbregman.data.frames import decode_frames
 from deepbregman.data.images import group_identical
 from deepbregman.data.own import DatasetStore, _read_labels, find_own_side
 from deepbregman.errors import UserError
@@ -84,6 +86,27 @@ def test_a_dataset_gives_its_pixels_in_order(form, resident):
     found = list(batches.iterate(order, 3))
     assert torch.equal(torch.cat([batch.images for batch in found])[..., :7], PIXELS[order])
     assert all(batch.sizes.eq(torch.tensor([9, 7])).all() for batch in found)
+
+
+@pytest.mark.parametrize("form", ["jpg", "png", "memory"])
+def test_a_list_of_files_that_pillow_has_opened_but_not_read(tmp_path, form):
+    """Each is read several times, and decoding a large JPEG shrinks it: the list stays as it is."""
+    large = PIXELS.repeat(1, 1, 20, 20).permute(0, 2, 3, 1).numpy()
+    for index, pixels in enumerate(large):
+        Image.fromarray(pixels).save(tmp_path / f"{index}.{'jpg' if form == 'jpg' else 'png'}")
+    paths = sorted(tmp_path.iterdir())
+    expected, _, _ = decode_frames(paths, 18, skip_unreadable=False)
+    files = [io.BytesIO(path.read_bytes()) if form == "memory" else path for path in paths]
+    opened = [Image.open(file) for file in files]
+    images = own_data(opened, image_size=8).train.images
+    for resident in ("yes", "no", "yes"):
+        batches = open_batches(images, CPU, resident=resident, num_workers=0)
+        (batch,) = batches.iterate(torch.arange(6), 6)
+        assert (batch.images.permute(0, 2, 3, 1).numpy() == expected).all()
+    assert [image.size for image in opened] == [(140, 180)] * 6
+    assert len(fingerprint(images)) == 32
+    for image in opened:
+        image.close()
 
 
 def test_worker_processes_decode_a_dataset():

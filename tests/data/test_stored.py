@@ -335,10 +335,28 @@ class TestParquet:
         refuse("2 columns may hold images", a=[b"x"], b=[b"y"])
         refuse("1 labels for 2 images", image=[b"x", b"y"], label=[1, None])
         refuse("below 0", image=[encode(PIXELS[0])], label=[-1])
+        refuse(r"a label is \[1, 2\]: each image has one class", image=[b"x"], label=[[1, 2]])
         refuse(r"image 'train\[0\]': cannot be read .*the row has no bytes", image=[None, b"y"])
         (tmp_path / "t.parquet").write_bytes(b"PAR1 or not")
         with pytest.raises(UserError, match="cannot be read"):
             open_source(str(tmp_path / "t.parquet"), image_size=8)
+
+    def test_rows_without_an_image_are_left_out_of_a_table_too_large_to_decode(
+        self, tmp_path, monkeypatch
+    ):
+        arrow = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as parquet
+
+        monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 5)
+        path = tmp_path / "t.parquet"
+        rows = [None, *(encode(pixels) for pixels in PIXELS)]
+        parquet.write_table(arrow.table({"image": rows}), path)
+        images = open_source(str(path), image_size=9, skip_unreadable=True).train.images
+        before = fingerprint(images)
+        assert open_batches(images, CPU, skip_unreadable=True).skipped == {0}
+        parquet.write_table(arrow.table({"image": [None, *rows[2:], rows[1]]}), path)
+        changed = open_source(str(path), image_size=9, skip_unreadable=True).train.images
+        assert fingerprint(changed) != before
 
 
 def test_splits_by_the_words_in_names():

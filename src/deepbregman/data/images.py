@@ -258,7 +258,7 @@ def fingerprint(images: Images) -> str:
     for i in spread_places(len(images), _SIZED):
         digest.update(f"{_measure_file(images.paths[i])} ".encode())
     for i in spread_places(len(images), _HASHED):
-        with suppress(OSError):
+        with suppress(Exception):  # a table or a program may raise anything; decoding reports it
             digest.update(read_content(images.paths[i], _HASHED_BYTES))
     return digest.hexdigest()
 

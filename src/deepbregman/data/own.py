@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
@@ -106,7 +106,15 @@ def find_label(item: Any) -> Any:
 
 
 def to_image(found: Any) -> Image.Image:
-    """Take a PIL image, or a uint8 tensor or array, as an image."""
+    """Take a PIL image, or a uint8 tensor or array, as an image.
+
+    Decoding closes a file and may shrink a JPEG, and the program may keep the object. So a file
+    that it has opened but not read is opened again.
+    """
+    if isinstance(found, ImageFile.ImageFile):
+        if found.tile and found.filename:
+            return Image.open(found.filename)
+        found.load()
     if isinstance(found, Image.Image):
         return found
     if isinstance(found, Tensor):

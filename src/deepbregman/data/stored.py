@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepbregman.data.folders import quote_some
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, abbreviate
 
 HUB = "hf:"
 """Begins the name of a dataset of the Hugging Face hub."""
@@ -92,7 +92,14 @@ def number_labels(
     splits: Sequence[Sequence[str | int] | None], names: Sequence[str] | None = None
 ) -> tuple[list[npt.NDArray[np.int64] | None], tuple[str, ...] | None]:
     """Number the labels of some splits from 0, texts in their order, and name the classes."""
-    known: set[str | int] = {label for labels in splits if labels is not None for label in labels}
+    given = [label for labels in splits if labels is not None for label in labels]
+    for label in given:
+        if label is None or not isinstance(label, Hashable):
+            raise UserError(
+                f"a label is {abbreviate(label)}: each image has one class, a whole number or a "
+                "word; mend the labels, or leave them out to pretrain without"
+            )
+    known: set[str | int] = set(given)
     if not known:
         return [None for _ in splits], None
     if all(isinstance(label, int) for label in known):
