@@ -35,7 +35,14 @@ from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import open_source
 from deepbregman.errors import UserError
 from deepbregman.method.networks import Model
-from deepbregman.objectives import OwnParts, OwnViews, Samples, ViewGroups, build_step
+from deepbregman.objectives import (
+    OwnParts,
+    OwnViews,
+    Samples,
+    StepOutputs,
+    ViewGroups,
+    build_step,
+)
 from deepbregman.runs import Run
 from deepbregman.training import loop, planning
 from deepbregman.training.callbacks import collect_metrics
@@ -457,6 +464,46 @@ def test_what_a_method_must_not_return(config, change, words):
     uniforms = ViewGroups(step.views.main.draw(4, device="cpu"))
     with pytest.raises(UserError, match=words):
         step(images, None, uniforms)
+
+
+class Alone(Agreement):
+    """One view is enough; if there is a teacher, its targets are of the same views."""
+
+    teaches_same_views = True
+
+    def forward(self, views: ViewGroups[Tensor], gather: Any, samples: Samples) -> Outputs:
+        h, z = self.embed(views.main)
+        z = gather(z)
+        return Outputs({"distance": z.square().mean(), "variance": z.var()}, z, None, h.detach())
+
+
+ALONE = {"views.num_views": 1, "divergence.weight": 1.0, "divergence.num_subnetworks": 8}
+PROMISED = {"objective.has_teacher": True, "divergence.source": "bank", "views.num_views": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({}, "1 views as student, .* needs two views"), (PROMISED, "2 views .* needs targets")],
+)
+def test_a_divergence_without_anything_to_compare_is_refused(config, changes, words):
+    """An only view, or targets that a method has promised and does not return."""
+    with pytest.raises(UserError, match=f"returned None as teacher and {words}"):
+        step_alone(config, changes)
+
+
+def test_a_teacher_beside_a_method_of_the_same_views_sees_others(config):
+    """The targets are of the weak views, whatever the method's own would be of."""
+    outputs = step_alone(config, {"teacher.momentum": 0.9, "weak_views.num_views": 1})
+    assert outputs.losses[-1] > 0.0
+
+
+def step_alone(config: Config, changes: dict[str, Any]) -> StepOutputs:
+    own = OwnParts(objective=Alone)
+    step = build_step(override(config, {**own.as_changes(), **ALONE, **changes}), own=own)
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    uniforms = (None if g is None else g.draw(4, device="cpu") for g in step.views)
+    outputs: StepOutputs = step(images, None, ViewGroups(*uniforms))
+    return outputs
 
 
 def test_a_method_that_trains_nothing(config):

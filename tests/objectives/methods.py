@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.config import Config, load_recipe, override
+from deepbregman.objectives import Step, StepOutputs
 
 TINY: Mapping[str, Any] = {
     "data.holdout": 0.0,
@@ -93,6 +94,11 @@ def draw_views(num_views: int, num_images: int, size: int = 8) -> Tensor:
     generator = torch.Generator().manual_seed(num_views + size)
     shape = (num_views, num_images, 3, size, size)
     return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
+def name_terms(step: Step, outputs: StepOutputs) -> dict[str, Tensor]:
+    """The loss terms of a step by their names."""
+    return dict(zip(step.weights, outputs.losses[1:].unbind(), strict=True))
 
 
 LEARNING: Mapping[str, Mapping[str, Any]] = {

@@ -13,7 +13,7 @@ from deepbregman.errors import UserError
 from deepbregman.objectives.rotation import RotationTerm
 from deepbregman.objectives.step import gather_alone
 
-from .methods import configure, draw_views
+from .methods import configure, draw_views, name_terms
 from .test_methods import build, check_resume, take_step
 
 TURNS: dict[str, Any] = {
@@ -50,8 +50,9 @@ def test_the_loss_is_a_loop_over_turned_images(count):
 def test_its_weighed_loss_joins_the_total_and_reaches_the_encoder():
     step = build(configure("moco-v2", **TURNS))
     outputs = take_step(step)
-    assert outputs.terms["rotation"].item() == pytest.approx(math.log(4), abs=1.0)
-    weighed = sum(step.weights[name] * value for name, value in outputs.terms.items())
+    terms = name_terms(step, outputs)
+    assert terms["rotation"].item() == pytest.approx(math.log(4), abs=1.0)
+    weighed = sum(step.weights[name] * value for name, value in terms.items())
     torch.testing.assert_close(outputs.total.detach(), weighed)
     named = {name for group in step.parameter_groups() for name, _ in group.parameters}
     assert {name for name in named if name.startswith("rotation.head")}

@@ -52,7 +52,7 @@ class DivergenceTerm(nn.Module):
         self.teacher_network = copy.deepcopy(self.network).requires_grad_(False) if copied else None
         self.settings = settings
         # Not read from the settings while training: a compiled step would be tied to its value.
-        self.is_smooth = settings.smoothing > 0.0
+        self.is_smooth, self.needs_target = settings.smoothing > 0.0, settings.needs_target
         self.weights = {"divergence": settings.weight} if settings.weight > 0.0 else {}
         if settings.info_nce > 0.0:
             self.weights["info_nce"] = settings.info_nce

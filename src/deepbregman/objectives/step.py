@@ -27,8 +27,7 @@ class StepOutputs(NamedTuple):
     """The outputs of a step: the loss, with gradient, and detached tensors for diagnostics."""
 
     total: Tensor
-    terms: dict[str, Tensor]
-    losses: Tensor  # (1 + T,) the total and its terms
+    losses: Tensor  # (1 + T,) the total and its T terms, in the order of ``Step.weights``
     student: Tensor  # (M, N, d) of every process
     teacher: Tensor | None  # (M', N, d) of every process
     representation: Tensor  # (M, n, h) of this process
@@ -110,11 +109,12 @@ class Step(nn.Module):
         )
         self._check(outputs)
         terms, scores = outputs.terms, None
-        targets = outputs.teacher
+        targets, same_views = outputs.teacher, self.objective.teaches_same_views
         if self.teacher is not None and weak is not None:  # the teacher beside the method
             targets = self.objective.embed_by(self.teacher, weak, self.gather)
+            same_views = False
         if self.divergence is not None:
-            found = self.divergence(outputs.student, targets, self.objective.teaches_same_views)
+            found = self.divergence(outputs.student, targets, same_views)
             terms, scores = {**terms, **found.terms}, found.scores
         if self.rotation is not None and small is not None:
             terms = {**terms, **self.rotation(self.objective, small, self.gather)}
@@ -130,11 +130,9 @@ class Step(nn.Module):
                 f"no loss term of {type(self.objective).__name__} depends on a weight that is "
                 "trained: leave out detach() and torch.no_grad() where the loss is computed"
             )
-        detached = {name: terms[name].detach() for name in self.term_names}
         return StepOutputs(
             total,
-            detached,
-            torch.stack([total.detach(), *detached.values()]),
+            torch.stack([total, *(terms[name] for name in self.term_names)]).detach(),
             outputs.student.detach(),
             targets,
             outputs.representation.detach(),
@@ -166,12 +164,23 @@ class Step(nn.Module):
                     f"{name}.forward returned {part} of shape {tuple(views.shape)}: it must be "
                     "(M, N, d), the embeddings of M views of N images"
                 )
-        width = outputs.student.shape[-1]
-        if self.divergence is not None and width != self.divergence.in_features:
+        if self.divergence is None:
+            return
+        num_views, width = len(outputs.student), outputs.student.shape[-1]
+        if width != self.divergence.in_features:
             raise UserError(
                 f"{name} makes embeddings of width {width}, and the divergence beside it takes "
                 f"{self.divergence.in_features}, by encoder.embedding: build the head with "
                 "deepbregman.build_head, or leave the divergence out with divergence.weight 0"
+            )
+        if outputs.teacher is not None or self.teacher is not None:
+            return
+        if self.divergence.needs_target or num_views < 2:
+            needs = "targets" if self.divergence.needs_target else "two views to compare"
+            raise UserError(
+                f"{name}.forward returned None as teacher and {num_views} views as student, and "
+                f"the divergence beside it needs {needs}: return them, add a [teacher] table, or "
+                "leave the divergence out with divergence.weight 0"
             )
 
     def _join(self, samples: Samples) -> Samples:
