@@ -30,10 +30,17 @@ from deepbregman.evaluation import features, inputs
 from deepbregman.launching import find_process
 from deepbregman.runs import Run
 from deepbregman.studies import engine
-from deepbregman.studies.catalogue import kappa, psi
+from deepbregman.studies.catalogue import kappa, psi, teacher
 from deepbregman.studies.definition import Arm, StudyOptions
 from deepbregman.studies.engine import MAIN_METRIC, Trial, lock, run_trial
-from deepbregman.studies.grid import GridCell, measure_costs, open_grid, run_study
+from deepbregman.studies.grid import (
+    GridCell,
+    measure_costs,
+    open_grid,
+    open_study_images,
+    run_study,
+)
+from deepbregman.studies.grid_plan import plan_study
 from deepbregman.studies.results import compare_arms, find_references, summarise_arms
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
@@ -46,6 +53,22 @@ Record = dict[str, Any]
 def read(folder: Path) -> Record:
     record: Record = json.loads((folder / "results.json").read_text())
     return record
+
+
+def test_what_is_rarely_meant_is_said_before_training(few_digits, out):
+    """Trials are quiet, and a whole study would be trained before its user sees the mistake."""
+    changes = ("training.batch_size=64", "optimiser.warmup_epochs=5.0")
+    options = StudyOptions(recipe="digits", data=few_digits, epochs=3, changes=changes, out=out)
+    console = Console(file=io.StringIO())
+    open_study_images(plan_study(kappa.STUDY, options), console)
+    said = console.file.getvalue()
+    assert said.count("optimiser.warmup_epochs is 5 and training.epochs 3") == 1
+    changes = ("training.batch_size=64", "optimiser.warmup_epochs=0.0")
+    options = replace(options, recipe="best", changes=(*changes, "encoder.name=small"))
+    open_study_images(plan_study(teacher.STUDY, options), console)
+    said = console.file.getvalue()
+    assert said.count("the divergence stays 0") == 4  # banks of 1,024 and more; 256 is filled
+    assert not out.exists()
 
 
 ARMS = {

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -134,6 +135,26 @@ def test_what_is_refused_before_any_work(changes, words, few_digits, tmp_path):
     with pytest.raises(UserError, match=words):
         plan_tables(TableOptions(**options))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_seed_of_other_settings_is_refused(few_digits, tmp_path, command):
+    """It would go into one mean with the seeds before it."""
+    out = tmp_path / "tables"
+    options = TableOptions(data=(few_digits,), arms=("digits",), seeds=1, epochs=(1,), out=out)
+    (cell,) = plan_tables(options).cells
+    # The dataset was in another folder, as on another machine.
+    elsewhere = override(cell.config, {"data.source": "/gone/few.npz"})
+    Run.create(out / "runs" / cell.name, elsewhere, {})
+    (out / "tables.json").write_text('{"arms": ["digits"]}')
+    words = ("--data", few_digits, "--arms", "digits", "--first-seed", 1, "--seeds", 1)
+    words = (*words, "--epochs", 2, "--protocols", "knn", "--out", out)
+    code, _, err = command("study", "tables", *words)
+    assert code == 2
+    assert "digits-few-seed0 is a run of another configuration" in err
+    assert "(training.epochs is 1 there, 2 here)" in err
+    assert [path.name for path in (out / "runs").iterdir()] == ["digits-few-seed0"]
+    same = TableQueue(plan_tables(replace(options, first_seed=1)))
+    same.check_other_seeds()
 
 
 def test_images_are_refused_before_a_folder_is_made(few_digits, tmp_path, command):

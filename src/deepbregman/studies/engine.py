@@ -45,6 +45,7 @@ from deepbregman.runs import CHANGEABLE, Record, Run, is_run
 from deepbregman.terminal import say
 from deepbregman.training.callbacks import Callback
 from deepbregman.training.faults import Fault, Interrupted
+from deepbregman.training.notices import find_surprises
 from deepbregman.training.randomness import count_steps
 
 from .definition import EvaluateOn, describe_differences
@@ -110,8 +111,12 @@ class EvaluationPlan:
             raise lack_of_labels(config.data.source)
         return replace(source, test=None)
 
-    def check_images(self, source: Source, config: Config) -> None:
-        """Refuse too few images to train on or to hold out, before a folder is made."""
+    def check_images(self, source: Source, config: Config) -> list[str]:
+        """Refuse too few images to train on or to hold out, before a folder is made.
+
+        Returns:
+            Warnings about settings that are rarely meant, which a trial does not print.
+        """
         kept, held_out = split_for_monitor(source.train, config)
         if self.evaluate_on == "holdout" and len(held_out) == 0:
             raise UserError(
@@ -119,7 +124,9 @@ class EvaluationPlan:
                 "can be held out to evaluate on: give more images"
             )
         others = () if config.objective.needs_labels else source.unlabelled or ()
-        count_steps(config, len(kept) + len(others))
+        steps = config.training.epochs * count_steps(config, len(kept) + len(others))
+        in_a_step = config.training.batch_size * config.training.accumulate
+        return list(find_surprises(config, steps * in_a_step))
 
     def splits(self, source: Source, config: Config) -> Source:
         """Return the splits to evaluate on: training and test, or the two parts of training."""
@@ -142,6 +149,12 @@ class EvaluationPlan:
         evaluation = Evaluation(run, options, self.accelerator, splits, references=False)
         rows = run_protocols(evaluation)
         return name_top1(rows)
+
+
+def say_each_once(warnings: Iterable[str], console: Console) -> None:
+    """Print the warnings of several trials."""
+    for words in dict.fromkeys(warnings):
+        say(console, words, "yellow")
 
 
 def name_top1(rows: Iterable[Record]) -> dict[str, float]:

@@ -34,7 +34,16 @@ from deepbregman.statistics import summarise
 from deepbregman.training.devices import device_name, pick_device
 
 from .definition import Arm, Study, StudyOptions, StudyResult
-from .engine import EvaluationPlan, Trial, TrialQueue, Worker, become_worker, lock, work
+from .engine import (
+    EvaluationPlan,
+    Trial,
+    TrialQueue,
+    Worker,
+    become_worker,
+    lock,
+    say_each_once,
+    work,
+)
 from .grid_plan import GridPlan, plan_study, select_usable_arms
 from .results import write_results
 
@@ -185,8 +194,8 @@ def open_study_images(plan: GridPlan, console: Console) -> Source:
     how = EvaluationPlan(plan.definition["evaluate_on"])
     with console.status(f"opening {escape(plan.base.data.source)} ..."):
         source = how.open_images(override(plan.base, {"data.image_size": largest}))
-    for config in configs:
-        how.check_images(source, config)
+    found = [words for config in configs for words in how.check_images(source, config)]
+    say_each_once(found, console)
     return source
 
 

@@ -16,7 +16,7 @@ A run is trained once and then measured by one protocol after the other. Whateve
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -38,7 +38,17 @@ from deepbregman.statistics import summarise, summarise_pairs
 from deepbregman.training.devices import device_name, pick_device
 
 from .definition import StudyResult
-from .engine import EvaluationPlan, Trial, TrialQueue, Worker, become_worker, lock, name_top1, work
+from .engine import (
+    EvaluationPlan,
+    Trial,
+    TrialQueue,
+    Worker,
+    become_worker,
+    lock,
+    name_top1,
+    say_each_once,
+    work,
+)
 from .results import estimate_interval
 from .tables_plan import (
     FILE,
@@ -186,6 +196,16 @@ class TableQueue(TrialQueue):
         cell = trial.cell
         return f"{cell.arm} on {name_dataset(cell.data)}, seed {cell.seed}"
 
+    def check_other_seeds(self) -> None:
+        """Refuse to add seeds to runs of other settings: a mean over both would mean little."""
+        for arm, seed, run in _list_runs(self.folder):
+            name = (arm, name_dataset(run.config.data.source))
+            for trial in self.waiting:
+                assert isinstance(trial, TableTrial)
+                if (trial.cell.arm, name_dataset(trial.cell.data)) == name:
+                    config = override(trial.config, {"seed": seed})
+                    replace(trial, folder=run.path, config=config).open_run()
+
     def save(self) -> Record:
         """Write the results of all runs in the folder, also those of earlier commands."""
         with lock(self.folder, "results"):
@@ -222,10 +242,14 @@ def run_tables(options: TableOptions, console: Console) -> StudyResult:
         return source
 
     queue.count()
+    queue.check_other_seeds()
+    found: list[str] = []
     with console.status("opening the images ..."):
         for trial in queue.waiting:  # they are refused before a folder is made and hours are spent
             config = trial.config
-            how.check_images(open_images(config.data.source, config.data.image_size), config)
+            source = open_images(config.data.source, config.data.image_size)
+            found += how.check_images(source, config)
+    say_each_once(found, console)
     _begin(plan, device_name(device))
     worker = Worker(
         lambda t: open_images(t.config.data.source, t.config.data.image_size), how, console
@@ -264,8 +288,7 @@ def collect_results(folder: Path) -> Record:
 
     Runs that were copied there may be of arms that no command on this machine has named.
     """
-    runs = [_read_run(path) for path in sorted((folder / "runs").glob("*-seed*"))]
-    known = [run for run in runs if run is not None]
+    known = _list_runs(folder)
     named = read_json(folder / FILE)["arms"]
     arms = list(dict.fromkeys([*named, *(arm for arm, _, _ in known)]))
     quantities: dict[tuple[str, ...], dict[str, dict[int, Record]]] = {}
@@ -290,14 +313,16 @@ def collect_results(folder: Path) -> Record:
     }
 
 
-def _read_run(path: Path) -> tuple[str, int, Run] | None:
-    """Return arm, seed and run of a folder; None of one that is no run."""
-    name = re.fullmatch(r"(.+)-seed(\d+)", path.name)
-    if name is None or not is_run(path):
-        return None
-    run = Run.open(path)
-    arm = name[1].removesuffix(f"-{name_dataset(run.config.data.source)}")
-    return arm, int(name[2]), run
+def _list_runs(folder: Path) -> list[tuple[str, int, Run]]:
+    """Return arm, seed and run of every run in the folder of the study."""
+    runs = []
+    for path in sorted((folder / "runs").glob("*-seed*")):
+        name = re.fullmatch(r"(.+)-seed(\d+)", path.name)
+        if name is not None and is_run(path):
+            run = Run.open(path)
+            arm = name[1].removesuffix(f"-{name_dataset(run.config.data.source)}")
+            runs.append((arm, int(name[2]), run))
+    return runs
 
 
 def _describe_run(arm: str, seed: int, run: Run) -> Record:

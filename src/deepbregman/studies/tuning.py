@@ -41,7 +41,16 @@ from deepbregman.runs import (
 from deepbregman.training.devices import device_name, pick_device
 
 from .definition import Search, SearchOptions, StudyResult
-from .engine import EvaluationPlan, Queue, Trial, Worker, become_worker, lock, work
+from .engine import (
+    EvaluationPlan,
+    Queue,
+    Trial,
+    Worker,
+    become_worker,
+    lock,
+    say_each_once,
+    work,
+)
 from .results import MAIN_METRIC
 from .search_plan import SearchPlan, check_search, has_begun, name_search_folder, plan_search
 from .shared_search import (
@@ -81,7 +90,7 @@ def run_search(
         how = EvaluationPlan("holdout")
         with console.status(f"opening {escape(plan.base.data.source)} ..."):
             source = how.open_images(plan.base)
-        how.check_images(source, plan.largest_batch)
+        say_each_once(how.check_images(source, plan.largest_batch), console)
         return source
 
     source = None
