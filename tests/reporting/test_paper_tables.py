@@ -46,11 +46,26 @@ def test_published_values_stand_apart(tables):
     assert r"\emph{91.8}" in to_latex(table)
 
 
-def test_the_caption_has_the_least_and_the_most_seeds():
-    arms = {f"arm{n}": {"mean": 90.0, "deviation": None, "n": n} for n in (1, 2, 3)}
-    found = [quantity("knn", "cosine, k=20", "top1", arms=arms, differences=[])]
-    table, *_ = tabulate_quantities({"arms": [*arms], "pairs": [], "runs": [], "quantities": found})
-    assert "; n = 1-3; 10,000 test images" in table.caption
+def test_unequal_numbers_of_seeds_are_said():
+    """One seed has no deviation; of several, only those with fewer than most say their number."""
+    deviations = {1: None, 2: 0.5, 3: 0.5}
+    arms = {f"arm{n}": {"mean": 90.0, "deviation": d, "n": n} for n, d in deviations.items()}
+    pairs = [
+        {"arm": f"arm{n}", "against": "arm3", "mean": 1.0, "deviation": d, "n": n}
+        | {"interval": None, "over_images": [0.5, 1.5]}
+        for n, d in deviations.items()
+    ]
+    results: Record = {"arms": [*arms], "pairs": [[f"arm{n}", "arm3"] for n in (1, 2, 3)]}
+    found = [quantity("knn", "cosine, k=20", "top1", arms=arms, differences=pairs)]
+    values, differences, *_ = tabulate_quantities({**results, "runs": [], "quantities": found})
+    assert ", n = 1-3, for these 10,000 test images" in values.caption
+    assert "| 90.00 | 90.00 ± 0.50 (n=2) | 90.00 ± 0.50 |" in to_markdown(values)
+    assert r"$90.00$ & $90.00 \pm 0.50$ (n=2) & $90.00 \pm 0.50$ \\" in to_latex(values)
+    assert ", n = 1-3, and the 95 % interval" in differences.caption
+    assert "of one seed, which has no ±, over test images alone" in differences.caption
+    assert "| +1.00 ± 0.50 [+0.50, +1.50] (n=2) |" in to_markdown(differences)
+    figure = draw_differences({**results, "quantities": found})
+    assert "bar: 95 % interval of it, n = 1-3 (of one seed over test images only" in figure.caption
 
 
 def test_what_no_arm_pretrained_is_said(tables):
@@ -76,6 +91,23 @@ def test_the_first_table_has_the_main_quantities_only(tables):
     assert [row.name for row in tables["cifar10-in-short"].rows] == [
         "linear, top-1",
         "transfer, fine-tuned from tiny, top-1",
+    ]
+
+
+def test_the_main_quantities_are_in_one_order():
+    """Not in that of the evaluations, which puts a dataset's transfers after another dataset."""
+    found = [
+        quantity("linear", "cached features", "top1"),
+        quantity("transfer", "fine-tuned", "top1", data="other"),
+        quantity("knn", "cosine, k=20", "top1"),
+        quantity("linear", "cached features", "top1", data="other", trained_on="other"),
+        quantity("transfer", "fine-tuned", "top1", trained_on="other"),
+    ]
+    figure = draw_differences({"arms": ["simclr", "best"], "quantities": found})
+    points = figure.spec["layer"][1].get("data", figure.spec.get("data"))["values"]
+    assert [point["measure"] for point in points] == [
+        *("cifar10: kNN", "cifar10: linear", "cifar10: transfer, fine-tuned from other"),
+        *("other: linear", "other: transfer, fine-tuned from cifar10"),
     ]
 
 

@@ -108,6 +108,13 @@ def format_seeds(counts: Iterable[int]) -> str:
     return f"n = {'-'.join(map(str, dict.fromkeys((found[0], found[-1]))))}" if found else ""
 
 
+def describe_bars(points: Sequence[Record]) -> str:
+    """Describe the bars of differences: one seed has an interval over test images, or none."""
+    words = f"bar: 95 % interval of it, {format_seeds(point['n'] for point in points)}"
+    has_one = any(point["n"] == 1 for point in points)
+    return words + " (of one seed over test images only, where there is a bar)" * has_one
+
+
 def draw_study(results: Record, key: str) -> list[Figure]:
     """Draw a study of arms and seeds: accuracies, and differences to a reference."""
     kind = results["study"]["figure"]
@@ -274,8 +281,8 @@ def _draw_parts(results: Record, key: str, metric: str) -> Figure | None:
     words = begin_chart(levels).mark_text(baseline="bottom", dy=-3, color=GREY)
     chart += words.encode(x=alt.X("value:Q"), y=alt.value(0), text="word:N")
     title = f"Difference to {reference}: {COMPARED[metric]}"
-    caption = "each line changes one part of the recipe; bar: 95 % interval of the difference, cut "
-    caption += f"where it is long; {format_seeds(point['n'] for point in points)}"
+    caption = "each line changes one part of the recipe; difference seed by seed, "
+    caption += f"{describe_bars(points)}; a long bar is cut"
     return Figure(f"{key}-{slug(metric)}", title, caption, specify(chart, title, caption))
 
 
@@ -413,6 +420,5 @@ def _draw_differences(results: Record, key: str) -> Figure | None:
         levels=[{"value": 0}],
     )
     title = f"Difference to {reference}"
-    caption = "points of top-1; mean of the differences seed by seed, bar: 95 % interval of it, "
-    caption += format_seeds(point["n"] for point in points)
+    caption = f"points of top-1; mean of the differences seed by seed, {describe_bars(points)}"
     return Figure(f"{key}-differences", title, caption, specify(chart, title, caption))

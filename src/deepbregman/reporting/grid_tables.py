@@ -38,8 +38,9 @@ MEASURED_NOTE = (
     "shared the GPU; the peak of its memory is that of the steps"
 )
 INTERVAL = (
-    "95 % interval of the mean, over seeds and test images where predictions are kept (of one seed "
-    "over test images alone), else over seeds, by Student's t, for these test images"
+    "95 % interval of the mean, over seeds and test images where predictions are kept (of one "
+    "seed, which has no ±, over test images alone), else over seeds, by Student's t, for these "
+    "test images"
 )
 
 
@@ -98,8 +99,9 @@ def _tabulate_methods(results: Record, key: str) -> Table:
     for name in measured:
         columns += [MEASURED[name][0], f"{MEASURED[name][0]}, with the divergence"]
     columns += [f"published: {part['series']}" for part in printed]
-    seeds = format_seeds(arm["metrics"][m]["n"] for arm in results["arms"] for m in arm["metrics"])
-    caption = f"{describe_conditions(results)}; {seeds}. Differences have the {INTERVAL}"
+    caption = (
+        f"{describe_conditions(results)}; {count_seeds(rows)}. Differences have the {INTERVAL}"
+    )
     caption += f". {MEASURED_NOTE}" * bool(measured)
     where = "; ".join(f"{part['series']}: {part['source']}" for part in printed)
     caption += f". Published: {where}. {CAVEAT}" * bool(printed)
@@ -118,8 +120,7 @@ def _tabulate_series(results: Record, key: str) -> Table:
         best = max(known, key=lambda arm: float(arm["metrics"][metric]["mean"]), default=None)
         rate = None if best is None else (best.get("cost") or {}).get("learning_rate")
         rows.append(Row(str(x), (*cells, Cell(text=format_value(rate)))))
-    seeds = format_seeds(arm["metrics"][metric]["n"] for arm in results["arms"] if arm["metrics"])
-    caption = f"{COMPARED.get(metric, metric)}; {describe_conditions(results)}; {seeds}"
+    caption = f"{COMPARED.get(metric, metric)}; {describe_conditions(results)}; {count_seeds(rows)}"
     columns = (*series, "best learning rate")
     return Table(
         f"{key}-series", results["study"]["title"], "method", columns, tuple(rows), caption
@@ -128,7 +129,7 @@ def _tabulate_series(results: Record, key: str) -> Table:
 
 def _tabulate_parts(results: Record, key: str) -> Table:
     """Make a line for each arm, by the part that it changes: accuracies and their differences."""
-    rows, seeds = [], []
+    rows = []
     for arm in results["arms"]:
         cells = []
         for metric in PART_METRICS:
@@ -136,10 +137,9 @@ def _tabulate_parts(results: Record, key: str) -> Table:
             cells.append(make_cell(arm["metrics"].get(metric)))
             cells.append(make_difference_cell(difference) if arm["against"] else Cell())
         marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
-        seeds += [cell.summary["n"] for cell in cells if cell.summary]
         rows.append(Row(f"{arm['series']}: {arm['x']}", tuple(cells), marks=tuple(marks)))
     columns = [word for m in PART_METRICS for word in (COMPARED[m], f"{COMPARED[m]}, difference")]
-    caption = f"{describe_conditions(results)}; {format_seeds(seeds)}. Differences to "
+    caption = f"{describe_conditions(results)}; {count_seeds(rows)}. Differences to "
     caption += f"{name_reference(results)} have the {INTERVAL}"
     title = results["study"]["title"]
     return Table(f"{key}-parts", title, "part", tuple(columns), tuple(rows), caption)
@@ -157,11 +157,11 @@ def _tabulate_arms(results: Record, key: str) -> Table:
         defined = definitions.get(arm["arm"], {})
         marks += ["supervised"] if defined.get("supervised") else []
         marks += ["not in the paper"] if some and defined.get("beyond") else []
-        note = ", ".join(filter(None, [_count_seeds(cells), *marks]))
-        cells += _list_published_cells(arm, printed)
-        rows.append(Row(arm["arm"], tuple(cells), note=note, marks=tuple(marks)))
+        row = Row(arm["arm"], (*cells, *_list_published_cells(arm, printed)), marks=tuple(marks))
+        note = ", ".join(filter(None, [count_seeds([row]), *marks]))
+        rows.append(row._replace(note=note))
     columns += [name_series(part, results["metric"]) for part in printed]
-    caption = "Top-1, per cent; mean ± sample deviation over seeds"
+    caption = f"Top-1, per cent; mean ± sample deviation over seeds, {count_seeds(rows)}"
     title = results["study"]["title"]
     return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)
 
@@ -173,8 +173,15 @@ def _list_published_cells(arm: Record, printed: Sequence[Record]) -> list[Cell]:
     ]
 
 
-def _count_seeds(cells: Sequence[Cell]) -> str:
-    return format_seeds(cell.summary["n"] for cell in cells if cell.summary is not None)
+def count_seeds(rows: Sequence[Row]) -> str:
+    """Write the number of seeds behind rows; where it differs, one seed has no deviation."""
+    return format_seeds(cell.summary["n"] for row in rows for cell in row.cells if cell.summary)
+
+
+def describe_intervals(rows: Sequence[Row]) -> str:
+    """Describe the cells of differences: what the deviation and the interval are of."""
+    words = "mean ± sample deviation of the differences seed by seed"
+    return f"{words}, {count_seeds(rows)}, and the {INTERVAL}"
 
 
 def _tabulate_differences(results: Record, key: str) -> Table:
@@ -183,12 +190,9 @@ def _tabulate_differences(results: Record, key: str) -> Table:
     rows = []
     for arm in arms:
         cells = [make_difference_cell(arm["difference"].get(name)) for name in columns]
-        note = f"to {arm['against']}, {_count_seeds(cells)}"
-        rows.append(Row(arm["arm"], tuple(cells), note=note))
-    caption = (
-        "Points of top-1; mean ± sample deviation of the differences seed by seed, and the "
-        f"{INTERVAL}"
-    )
+        row = Row(arm["arm"], tuple(cells))
+        rows.append(row._replace(note=f"to {arm['against']}, {count_seeds([row])}"))
+    caption = f"Points of top-1; {describe_intervals(rows)}"
     title = f"Difference to {name_reference(results)}"
     return Table(f"{key}-differences", title, "arm", tuple(columns), tuple(rows), caption)
 

@@ -16,7 +16,8 @@ from .charts import (
     slug,
     specify,
 )
-from .grid_charts import format_seeds
+from .grid_charts import describe_bars
+from .grid_tables import count_seeds, describe_intervals
 from .published import CAVEAT, find_published
 from .records import Measure
 from .tables import (
@@ -43,15 +44,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Tables of a dataset, and the protocols in each."""
 METRICS = {"top1": "top-1"} | {name: name for name in ("balanced", "mAP", "AUROC", "NMI", "ARI")}
 """Metrics that tables show; ``results.json`` has all."""
-SEEDS = (
-    "Per cent; mean ± sample deviation over seeds. These deviations and intervals over seeds alone "
-    "hold for these test images"
-)
-INTERVALS = (
-    "Points; mean of the differences seed by seed, with its 95 % interval. Where predictions of "
-    "single images are kept, the interval counts seeds and test images; elsewhere (and of areas, "
-    "clusters and means over draws) it is Student's over seeds, for these test images"
-)
 MAIN = {
     ("knn", "cosine, k=20"): "kNN",
     ("linear", "cached features"): "linear",
@@ -137,9 +129,9 @@ def _tabulate_values(results: Record, data: str, group: str, found: Sequence[Rec
         ]
         rows.append(Row(_name_quantity(quantity), tuple(cells)))
     columns = [*arms, *(f"published: {method}" for method, _ in printed)]
-    seeds_of = format_seeds(row["n"] for quantity in found for row in quantity["arms"].values())
     tests = ", ".join(f"{n:,}" for n in sorted({quantity["num_test"] for quantity in found}))
-    caption = f"{SEEDS}; {seeds_of}; {tests} test images"
+    caption = f"Per cent; mean ± sample deviation over seeds, {count_seeds(rows)}, for these "
+    caption += f"{tests} test images"
     untrained = [q for q in found if "supervised" in (q["protocol"], *q["variant"].split(", "))]
     if untrained:
         names = ", ".join(_list_used_arms(results, untrained))
@@ -170,7 +162,8 @@ def _tabulate_differences(results: Record, data: str, group: str, found: Sequenc
         for quantity, known in zip(found, differences, strict=True)
     ]
     columns = [f"{arm} - {other}" for arm, other in pairs]
-    return _make_table(f"{data}: {group}, differences", "quantity", columns, rows, INTERVALS)
+    title = f"{data}: {group}, differences"
+    return _make_table(title, "quantity", columns, rows, f"Points; {describe_intervals(rows)}")
 
 
 def is_compared(row: Record) -> bool:
@@ -189,7 +182,8 @@ def _tabulate_measures(results: Record, data: str, found: Sequence[Record]) -> T
         words = f"{METRICS[row['metric']]}: {row['variant']} - {row['against']}"
         cells = tuple(make_difference_cell(row["arms"].get(arm)) for arm in arms)
         rows.append(Row(f"{row['protocol']}, {words}", cells))
-    caption = f"A measure by the divergence minus another one of the same run. {INTERVALS}"
+    caption = "A measure by the divergence minus another one of the same run. Points; "
+    caption += describe_intervals(rows)
     title = f"{data}: by the divergence itself, differences"
     return _make_table(title, "quantity", arms, rows, caption)
 
@@ -199,7 +193,8 @@ def _tabulate_classes(results: Record, data: str, classes: Sequence[Record]) -> 
     for row in classes:
         cells = tuple(make_cell(row["arms"].get(arm)) for arm in arms)
         rows.append(Row(f"{row['class']} ({row['num_test']:,})", cells))
-    caption = f"Share of each class's test images that is right, linear, cached features. {SEEDS}"
+    caption = "Share of each class's test images that is right, linear, cached features; per "
+    caption += f"cent; mean ± sample deviation over seeds, {count_seeds(rows)}"
     return _make_table(f"{data}: by class", "class (test images)", arms, rows, caption)
 
 
@@ -244,7 +239,7 @@ def save_tables(folder: Path, results: Record) -> None:
 
 
 def _choose_main(results: Record) -> list[Record]:
-    """List the main quantities with their titles: the balanced accuracy where there is one."""
+    """List the main quantities with their titles, by dataset; the balanced accuracy if known."""
     balanced = {_locate(q) for q in results["quantities"] if q["metric"] == "balanced"}
     chosen = []
     for quantity in results["quantities"]:
@@ -255,7 +250,12 @@ def _choose_main(results: Record) -> list[Record]:
         if quantity["trained_on"] != quantity["data"]:
             title += f" from {quantity['trained_on']}"
         chosen.append({**quantity, "title": title})
-    return chosen
+    datasets = list(dict.fromkeys(quantity["data"] for quantity in results["quantities"]))
+    order = list(MAIN)
+    return sorted(
+        chosen,
+        key=lambda q: (datasets.index(q["data"]), order.index((q["protocol"], q["variant"]))),
+    )
 
 
 def draw_differences(results: Record, prefix: str = "") -> Figure | None:
@@ -287,8 +287,8 @@ def draw_differences(results: Record, prefix: str = "") -> Figure | None:
         levels=[{"value": 0}],
     )
     title = "Where is an arm ahead?"
-    caption = "points; mean of the differences seed by seed; bar: 95 % interval, of one seed over "
-    caption += f"test images only; no bar is drawn beyond {reach:.3g} points"
+    caption = f"points; mean of the differences seed by seed, {describe_bars(points)}; no bar is "
+    caption += f"drawn beyond {reach:.3g} points"
     return Figure(f"{prefix}differences", title, caption, specify(chart, title, caption))
 
 

@@ -82,6 +82,7 @@ def find_published(measure: Measure, num_subnetworks: Collection[int] = ()) -> l
         if (measure.protocol, measure.metric) == (entry.protocol, entry.metric)
         if _is_on(measure, entry.data) or entry.data == alike
         if entry.variant is None or entry.variant in parts
+        if "weighted classes" not in parts  # the paper has no such classifier
         if entry.num_subnetworks is None or entry.num_subnetworks in num_subnetworks
     ]
 

@@ -245,8 +245,7 @@ def draw_table(table: tables.Table, shown: Collection[str] = ()) -> Table:
     drawn = _begin_table(table.title, table.corner, *columns)
     for row in table.rows:
         cells = dict(zip(table.columns, row.cells, strict=True))
-        name = " ".join([row.name, *(f"({mark})" for mark in row.marks)])
-        drawn.add_row(_make_plain(name), *(_write_cell(cells[column]) for column in columns))
+        drawn.add_row(_make_plain(row.title), *(_write_cell(cells[column]) for column in columns))
     return drawn
 
 

@@ -106,6 +106,11 @@ class Row(NamedTuple):
     marks: tuple[str, ...] = ()
     """Short remarks after the name."""
 
+    @property
+    def title(self) -> str:
+        """The name and the remarks after it."""
+        return " ".join([self.name, *(f"({mark})" for mark in self.marks)])
+
 
 class Table(NamedTuple):
     """A table with a name for its files."""
@@ -118,6 +123,14 @@ class Table(NamedTuple):
     caption: str = ""
     details: tuple[str, ...] = ()
     """A smaller line below each column's name."""
+
+    def format_n(self, cell: Cell) -> str:
+        """Write the number of seeds where it is a few but not all; one seed has no deviation."""
+        counts = [
+            c.summary["n"] for row in self.rows for c in row.cells if c.summary and not c.over
+        ]
+        n = 1 if cell.summary is None or cell.over else cell.summary["n"]
+        return f"(n={n})" if 1 < n < max(counts) else ""
 
 
 def escape_latex(words: str) -> str:
@@ -143,9 +156,10 @@ def to_latex(table: Table) -> str:
         if row.is_published and not was_published and row is not table.rows[0]:
             lines.append(r"\midrule")
         was_published = row.is_published
-        name = escape_latex(row.name)
+        name = escape_latex(row.title)
         name = rf"\emph{{{name} (published)}}" if row.is_published else name
-        lines.append(" & ".join([name, *(cell.latex for cell in row.cells)]) + r" \\")
+        cells = [f"{cell.latex} {table.format_n(cell)}".rstrip() for cell in row.cells]
+        lines.append(" & ".join([name, *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
@@ -160,12 +174,13 @@ def to_markdown(table: Table) -> str:
         if cell.summary is not None:
             words = " ".join(filter(None, (cell.mean, cell.deviation, cell.bounds)))
             words = f"**{words}**" if cell.is_best else words
+            words = f"{words} {table.format_n(cell)}".rstrip()
         return f"*{words}*" if words and (is_published or cell.is_published) else words
 
     lines = [
         [table.corner, *table.columns],
         ["---", *("---:" for _ in table.columns)],
-        *([row.name, *(write(c, row.is_published) for c in row.cells)] for row in table.rows),
+        *([row.title, *(write(c, row.is_published) for c in row.cells)] for row in table.rows),
     ]
     body = "\n".join("| " + " | ".join(map(protect, line)) + " |" for line in lines)
     caption = f"\n\n{table.caption.rstrip('.')}." if table.caption else ""
