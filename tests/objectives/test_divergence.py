@@ -100,6 +100,13 @@ def test_a_view_is_not_compared_with_the_target_of_itself(sets):
     torch.testing.assert_close(found, torch.stack(losses).mean())
 
 
+def test_a_single_view_has_no_divergence_to_itself():
+    """It would be 0, and look as if all positives agreed."""
+    names = {"divergence_positives", "divergence_negatives"}
+    assert names <= term().diagnose(normal(2, 4, 6)).keys()
+    assert term().diagnose(normal(1, 4, 6)).keys() == {"active_subnetworks", "usage_entropy"}
+
+
 class TestLearntSigma:
     def test_it_starts_at_its_value_gets_gradient_and_is_logged(self):
         scores = normal(2, 4, 6)

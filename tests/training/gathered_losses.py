@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from deepbregman import BregmanNetwork, divergence_loss, gather, nt_logistic, nt_xent
+from deepbregman import BregmanNetwork, divergence_loss, gather, info_nce, nt_logistic, nt_xent
 
 IMAGES = 12
 
@@ -22,7 +22,7 @@ def main(path: str) -> None:
         dist.init_process_group("gloo")
     rank, size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
     torch.manual_seed(0)
-    inputs = torch.randn(2, IMAGES, 7, dtype=torch.float64)
+    inputs, bank = torch.randn(2, IMAGES, 7, dtype=torch.float64), torch.randn(9, 5)
     base = torch.nn.Linear(7, 5)
     network = torch.nn.Sequential(base, BregmanNetwork(5, 6, 3, norm="none")).double()
     trained = DistributedDataParallel(network) if together else network
@@ -36,6 +36,7 @@ def main(path: str) -> None:
             nt_xent(z1, z2, gather=gather),
             nt_logistic(z1, z2, gather=gather),
             divergence_loss(o1, o2, temperature=0.5, smoothing=0.7, pairs="all", gather=gather),
+            info_nce(z1, z2, bank, gather=gather),
         ]
     )
     losses.sum().backward()

@@ -37,7 +37,7 @@ def make_step(smoothing: float = 0.0, num_subnetworks: int = 4, weight: float = 
 def diagnose(h: Tensor, z: Tensor, scores: Tensor | None, smoothing: float) -> dict[str, float]:
     step = make_step(smoothing, weight=0.0 if scores is None else 1.0)
     return diagnostics.diagnose(
-        step, StepOutputs(z.new_zeros(()), {}, z.new_zeros(1), z, None, h, scores)
+        step, StepOutputs(z.new_zeros(()), z.new_zeros(1), z, None, h, scores)
     )
 
 

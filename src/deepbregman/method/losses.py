@@ -252,6 +252,7 @@ def info_nce(
     *,
     temperature: Number = 0.2,
     in_batch: bool = True,
+    gather: Gather | None = None,
 ) -> Tensor:
     """Cross-entropy of an image's own target among the targets of the batch and the negatives.
 
@@ -261,11 +262,13 @@ def info_nce(
         negatives: (K, d) further embeddings that no image of the batch matches, such as a bank.
         temperature: tau.
         in_batch: whether the targets of the batch's other images are negatives as well.
+        gather: joins the rows of all processes, such as :func:`deepbregman.gather`.
 
     Returns:
         A scalar.
     """
     require_positive("temperature", temperature)
+    z, target = _join((z, target), gather)
     _require_rows(z, target, **({} if negatives is None else {"negatives": negatives}))
     target = target.detach()
     if in_batch:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.config import DivergenceSettings
-from deepbregman.method.bregman import balance_scores, learned_divergence, of_distribution
+from deepbregman.method.bregman import balance_scores, learned_divergence
 from deepbregman.method.losses import (
     divergence_loss,
     info_nce,
@@ -182,17 +182,18 @@ class DivergenceTerm(nn.Module):
         return {} if self.log_sigma is None else {"sigma": self.log_sigma.detach().exp()}
 
     def diagnose(self, scores: Tensor) -> dict[str, Tensor]:
-        """Compute diagnostics of the subnetworks from scores (M, N, K)."""
-        first, last = of_distribution(scores[0]), of_distribution(scores[min(1, len(scores) - 1)])
-        distance = learned_divergence(first, last, self.settings.smoothing)  # (N, N)
-        count, own = len(distance), distance.diagonal().sum()
+        """Compute diagnostics of the subnetworks from scores (M, N, K).
+
+        Divergences are those of the first view to the second; a single view has none to itself.
+        """
         active, entropy = count_usage(scores.flatten(0, 1))
-        return {
-            "divergence_positives": own / count,
-            "divergence_negatives": (distance.sum() - own) / (count * max(1, count - 1)),
-            "active_subnetworks": active,
-            "usage_entropy": entropy,
-        }
+        found = {"active_subnetworks": active, "usage_entropy": entropy}
+        if len(scores) < 2:
+            return found
+        distance = learned_divergence(scores[0], scores[1], self.settings.smoothing)  # (N, N)
+        count, own = len(distance), distance.diagonal().sum()
+        others = (distance.sum() - own) / (count * max(1, count - 1))
+        return {"divergence_positives": own / count, "divergence_negatives": others, **found}
 
     def warn(self, record: dict[str, float], num_samples: int) -> list[str]:
         """Say what looks wrong in the diagnostics of a batch.
