@@ -333,6 +333,20 @@ def test_new_photos_are_labelled_by_those_of_the_run(command, run, photos, tmp_p
         assert {row["image"]: row["given"] for row in csv.DictReader(file)}["red-0.png"] == "yes"
 
 
+def test_the_order_of_the_labels_does_not_matter_for_new_photos(run, photos, tmp_path):
+    new = tmp_path / "new"
+    new.mkdir()
+    shutil.copy(photos / "red-9.png", new / "x.png")
+    names = sorted(f"{colour}-{index}.png" for colour in ("red", "blue") for index in range(8))
+    labels = {name: "abba"[place % 4] for place, name in enumerate(names)}  # hard, so folds matter
+    backwards = dict(reversed(labels.items()))
+    found, again = (
+        deepbregman.label(run, given, data=str(new), suggest=0) for given in (labels, backwards)
+    )
+    assert found.judged == again.judged
+    assert found.expected == again.expected
+
+
 def test_the_folder_of_the_labels_is_not_where_the_run_names_it(
     command, short_config, photos, tmp_path, monkeypatch
 ):
@@ -456,7 +470,7 @@ def test_a_table_that_a_spreadsheet_saved_in_another_code(command, run, photos, 
 
 def test_more_errors(run, photos):
     few = {name: name.partition("-")[0] for name in FEW}
-    with pytest.raises(UserError, match=r"'red-1.png' is 'red' and 'blue'"):
+    with pytest.raises(UserError, match=r"'red-1.png' is 'blue' and 'red'"):
         deepbregman.label(run, {**few, str(photos / "red-1.png"): "blue"})
     everything = {path.name: path.name.partition("-")[0] for path in photos.iterdir()}
     with pytest.raises(UserError, match=r"all 30 images .* have labels"):

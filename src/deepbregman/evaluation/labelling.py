@@ -182,7 +182,8 @@ def match_images(
     outside: dict[Path, int] = {}
     suggested: set[int] = set()
     unknown = []
-    for image, label, is_file, is_suggested in given:
+    ordered = sorted(given, key=lambda item: Path(item.image))  # as a folder lists its images
+    for image, label, is_file, is_suggested in ordered:
         index = finder.find_copy(Path(image)) if is_file else finder.find(image)
         if index is None and is_file:
             index = outside.setdefault(Path(image), len(names) + len(outside))
