@@ -191,10 +191,16 @@ class TestCheck:
             assert part in out
         content = (tmp_path / "photos" / "dogs" / "0.jpg").read_bytes()
         (tmp_path / "photos" / "dogs" / "0.jpg").write_bytes(content[: len(content) * 2 // 3])
+        code, out, err = command("check", tmp_path / "photos")
+        assert (code, err) == (0, "")  # pretrain leaves it out
+        assert "1 image cannot be read" in out
+        assert "0.jpg" in out
+        assert "complete" not in out
+        for path in (tmp_path / "photos").rglob("*.*g"):
+            path.write_bytes(b"no image")
         code, _, err = command("check", tmp_path / "photos")
         assert code == 2
-        assert "1 image cannot be read" in err
-        assert "0.jpg" in err
+        assert "no image can be read ('" in err
 
     def test_an_archive_of_your_own(self, command, tmp_path):
         pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 6), dtype=np.uint8)

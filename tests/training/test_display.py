@@ -69,13 +69,13 @@ def test_the_bar_fits_into_80_columns(clock):
 @pytest.mark.parametrize(
     ("width", "line"),
     [
-        (80, "loss 1.2345  contrastive 2.5000  rank 12.5  kNN 88.2 %"),
-        (90, "loss 1.2345  contrastive 2.5000  rank 12.5  kNN 88.2 %  images/s 1,000"),
+        (100, "loss 1.2345  contrastive 2.5000  divergence -1.2655  rank 12.5  kNN 88.2 %"),
+        (80, "loss 1.2345  divergence -1.2655  rank 12.5  kNN 88.2 %"),
         (60, "loss 1.2345  rank 12.5  kNN 88.2 %"),
     ],
 )
 def test_a_line_on_a_terminal_fits_into_it(clock, width, line):
-    record = {**RECORD, "epoch": 100, "contrastive": 0.5}
+    record = {**RECORD, "epoch": 100, "contrastive": 0.5, "divergence": 0.25}
     shown = open_display(force_terminal=True)
     shown.console.width = width
     shown.epoch(record)

@@ -44,7 +44,8 @@ def check(
 
     The exit code is 0 for a complete dataset and 2 otherwise. The command compares the numbers of
     images and classes with the published ones, and the checksums of CIFAR, STL-10 and of archives
-    in the root. It decodes every image of a folder, and verifies every checksum of an .npz file.
+    in the root. It verifies every checksum of an .npz file. It decodes every image of a folder and
+    names those that cannot be read, which pretraining can leave out.
 
     Args:
         name: Name of a dataset, a folder of images, or an .npz file.
@@ -157,7 +158,10 @@ def show_check(report: "CheckReport", console: Console) -> None:
     """Print what was found; problems are an error."""
     _print_rows(console, report.rows)
     report.require_complete()
-    say(console, f"{report.name}: complete")
+    if report.note:
+        say(console, report.note, "yellow")
+    else:
+        say(console, f"{report.name}: complete")
 
 
 def show_prepare(record: Record, console: Console) -> None:

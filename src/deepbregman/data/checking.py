@@ -33,6 +33,8 @@ class CheckReport:
     rows: list[tuple[str, str]] = field(default_factory=list)
     """What, and how much of it there is."""
     problems: list[str] = field(default_factory=list)
+    note: str = ""
+    """Images that pretraining can leave out."""
 
     def count(self, what: str, found: int, expected: Sequence[int]) -> None:
         """Note a number of images, and whether it is as published."""
@@ -111,13 +113,15 @@ def _check_images(path: Path, report: CheckReport, progress: ReportProgress) -> 
     pairs = list(zip(places, sizes, strict=True))
     broken = [str(place) for place, size in pairs if isinstance(size, UnreadableImage)]
     known = [size for size in sizes if not isinstance(size, UnreadableImage)]
-    if known:
-        report.rows.append(("sizes", _format_sizes(known)))
     report.rows.append(("unreadable", f"{len(broken):,}"))
+    if not known:
+        report.problems.append(f"no image can be read ({quote_some(broken)}): replace the files")
+        return
+    report.rows.append(("sizes", _format_sizes(known)))
     if broken:
-        report.problems.append(
-            f"{count_words(len(broken), 'image')} cannot be read ({quote_some(broken)}): replace "
-            "or remove such files, or leave them out with --skip-unreadable"
+        report.note = (
+            f"{count_words(len(broken), 'image')} cannot be read ({quote_some(broken)}): "
+            "the recipe auto leaves such images out, others do with --skip-unreadable"
         )
 
 

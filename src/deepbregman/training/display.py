@@ -26,7 +26,8 @@ SHOWN = (
 IN_BAR = ("total", "knn")
 """Metrics that stand beside the bar, so that it fits into 80 columns; the lines have all."""
 LEFT_OUT = ("views_per_second", "learning_rate", "images_per_second", "active_subnetworks")
-"""Metrics that a line on a terminal leaves out first where it would not fit; then loss terms."""
+"""Metrics that a line on a terminal leaves out first where it would not fit; then loss terms, the
+divergence last."""
 LINE_SECONDS = 60.0
 """Without a terminal, a line tells the time left at least this often."""
 LOOK_SECONDS = 5.0
@@ -165,7 +166,8 @@ class Display:
             ends = epoch == self.epochs or self.console.is_terminal  # the bar shows it
             left = f"  {self.left}" if self.left and not ends else ""
             head = f"epoch {epoch:>4} of {self.epochs}{left}"
-            for name in (*LEFT_OUT, *reversed(list(self.weights))):
+            terms = sorted(reversed(self.weights), key=lambda name: name == "divergence")
+            for name in (*LEFT_OUT, *terms):
                 length = len("  ".join([head, *parts.values()]))
                 if self.console.is_terminal and length > self.console.width:
                     parts.pop(name, None)
