@@ -61,7 +61,7 @@ SATURATED = "saturated"
 """The verdict on a run for which more epochs bring little."""
 CHANGEABLE = frozenset(
     {
-        *("data.root", "data.resident", "data.workers"),
+        *("data.root", "data.resident", "data.workers", "data.skip_unreadable"),
         *("training.checkpoint_every", "training.save_seconds", "training.knn_every"),
         *("training.tensorboard", "training.logger", "training.compile", "training.skip_nonfinite"),
         *("training.health_every", "training.stop_when_saturated"),
@@ -69,7 +69,8 @@ CHANGEABLE = frozenset(
 )
 """Fields that a resumed run may change: they do not affect what is trained.
 
-Neither does training.epochs, unless the schedule of the learning rate depends on it.
+Neither does training.epochs, unless a schedule depends on it. Where data.skip_unreadable changes
+which images there are, the run is refused because of these.
 """
 _METRICS = {"verdict": str, "reason": str, "stopped": str, ...: float}
 _START = {

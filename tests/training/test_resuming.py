@@ -10,11 +10,14 @@ import torch
 
 from deepbregman.cli import main
 from deepbregman.commands.pretrain import pretrain, resume
-from deepbregman.config import Config, differing_fields, override, to_toml
+from deepbregman.config import Config, differing_fields, load_recipe, override, to_toml
+from deepbregman.data import open_source
 from deepbregman.errors import Notice, UserError
 from deepbregman.runs import Run, is_complete
 from deepbregman.training import checkpoints
 from deepbregman.training.checkpoints import find_checkpoint
+
+from ..conftest import save_photos
 
 Damage = Callable[[Path], None]
 
@@ -214,7 +217,6 @@ def test_the_command_that_began_a_run_may_change_them_too(run, tiny_run, tiny_co
         ("seed", 1),
         ("data.source", "digits"),
         ("data.holdout", 0.1),
-        ("data.skip_unreadable", True),
         ("views.flip", 0.3),
         ("encoder.embedding", 9),
         ("objective.temperature", 0.3),
@@ -258,6 +260,54 @@ def test_a_run_may_be_made_longer_where_the_schedule_does_not_depend_on_its_leng
     edit(short, training__epochs=2)
     with pytest.raises(UserError, match=r"training\.epochs \(3 -> 2\)"):
         resume(short.path)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        ("byol", {"objective.final_momentum": 1.0}),
+        ("dino", {"objective.final_momentum": 0.9995, "objective.freeze_prototypes": 0.0}),
+        ("swav", {}),
+        ("best", {"teacher.schedule": "cosine"}),
+    ],
+)
+def test_a_run_with_a_schedule_over_its_whole_length_may_not_be_made_longer(recipe, changes):
+    fixed = {"optimiser.schedule": "constant", "optimiser.milestones": [], "training.epochs": 2}
+    config = override(load_recipe(recipe), {**fixed, **changes})
+    longer = override(config, {"training.epochs": 3})
+    with pytest.raises(UserError, match=r"training\.epochs \(2 -> 3\)"):
+        checkpoints.check_settings(config, longer, 2.0, "it")
+
+
+@pytest.mark.parametrize("recipe", ["simclr", "best", "byol", "sce"])
+def test_one_without_may(recipe):
+    config = override(load_recipe(recipe), {"optimiser.schedule": "constant"})
+    config = override(config, {"training.epochs": 2, "optimiser.warmup_epochs": 1.0})
+    if recipe in ("byol", "sce"):
+        config = override(config, {"objective.final_momentum": config.objective.momentum})
+    longer = override(config, {"training.epochs": 3})
+    assert checkpoints.check_settings(config, longer, 2.0, "it") == {"training.epochs": (2, 3)}
+
+
+def test_an_image_that_is_damaged_in_the_meantime_may_be_left_out(
+    tiny_config, tmp_path, monkeypatch
+):
+    """The error says to use --skip-unreadable, and that must not end in a refusal."""
+    folder = save_photos(tmp_path / "photos", 40, (8, 8))
+    # As in a dataset too large to decode on opening, of which a sample makes the fingerprint.
+    monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 10)
+    monkeypatch.setattr("deepbregman.data.images._HASHED", 1)
+    changes = {"data.source": str(folder), "training.epochs": 2, "optimiser.schedule": "constant"}
+    run = pretrain(tiny_config, changes=changes, run=tmp_path / "run")
+    edit(run, training__epochs=3)
+    path = open_source(str(folder), image_size=8).train.images.paths[5]
+    content = bytearray(path.read_bytes())
+    content[50:60] = bytes(10)  # pixels; the header stays
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="--skip-unreadable"):
+        resume(run.path)
+    with pytest.warns(Notice, match="1 images could not be decoded"):
+        resume(run.path, changes={"data.skip_unreadable": True})
 
 
 def test_a_refused_resumption_leaves_no_trace(run):

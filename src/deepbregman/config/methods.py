@@ -69,6 +69,11 @@ class ObjectiveSettings(Section):
         """Check the method's own numbers against those of other tables."""
 
     @property
+    def depends_on_length(self) -> bool:
+        """Whether a step depends on the share of training that is done, so on its length."""
+        return False
+
+    @property
     def colour_space(self) -> str | None:
         """Colour space in which brightness and colours are split; None without a split."""
         return None
@@ -87,6 +92,11 @@ class MomentumSettings(ObjectiveSettings):
     """Share of its weights that the teacher keeps at each step, at the start of training."""
     final_momentum: Share = 1.0
     """Momentum at the end of training; in between it follows a cosine."""
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the momentum changes."""
+        return self.momentum != self.final_momentum
 
 
 @dataclass(frozen=True)
@@ -277,6 +287,11 @@ class DINOSettings(MomentumSettings):
     freeze_prototypes: Share = 0.001
     """Share of training during which the prototypes stay as they are."""
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the momentum or the temperature changes, or the prototypes are frozen."""
+        return super().depends_on_length or max(self.target_warmup, self.freeze_prototypes) > 0.0
+
 
 @dataclass(frozen=True)
 class InstDiscSettings(MemorySettings):
@@ -455,6 +470,11 @@ class SwAVSettings(ObjectiveSettings):
     """Share of training after which the queue is used."""
     freeze_prototypes: Share = 0.002
     """Share of training during which the prototypes stay as they are."""
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the queue comes later, or the prototypes are frozen at first."""
+        return max(self.queue_from if self.queue else 0.0, self.freeze_prototypes) > 0.0
 
 
 @dataclass(frozen=True)

@@ -539,6 +539,12 @@ class Config:
         return found
 
     @property
+    def depends_on_length(self) -> bool:
+        """Whether a step depends on the length of the run, as with a cosine schedule."""
+        schedules = [self.optimiser.schedule, self.teacher.schedule if self.teacher else ""]
+        return "cosine" in schedules or self.objective.depends_on_length
+
+    @property
     def view_groups(self) -> dict[str, ViewSettings]:
         """The groups of views that are made, by the name of their table.
 

@@ -339,7 +339,8 @@ def check_settings(before: Config, config: Config, epoch: float, origin: str) ->
             f"{origin} was made with other settings: {list_changes(refused)}; a run goes on as it "
             "began: undo the change, in config.toml or in your command, or start a new run with it "
             f"(may change: {', '.join(sorted(CHANGEABLE))}; and training.epochs to more than are "
-            "done, unless optimiser.schedule is cosine)"
+            "done, unless a schedule depends on it, such as a cosine of the learning rate or of a "
+            "teacher's momentum)"
         )
     return changes
 
@@ -370,7 +371,7 @@ def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> F
 
 def _may_change(name: str, epoch: float, config: Config) -> bool:
     if name == "training.epochs":
-        return config.optimiser.schedule != "cosine" and config.training.epochs >= epoch
+        return not config.depends_on_length and config.training.epochs >= epoch
     return name in CHANGEABLE
 
 

@@ -166,8 +166,8 @@ class Display:
             ends = epoch == self.epochs or self.console.is_terminal  # the bar shows it
             left = f"  {self.left}" if self.left and not ends else ""
             head = f"epoch {epoch:>4} of {self.epochs}{left}"
-            terms = sorted(reversed(self.weights), key=lambda name: name == "divergence")
-            for name in (*LEFT_OUT, *terms):
+            others = [name for name in reversed(list(self.weights)) if name != "divergence"]
+            for name in (*LEFT_OUT, *others, "divergence"):
                 length = len("  ".join([head, *parts.values()]))
                 if self.console.is_terminal and length > self.console.width:
                     parts.pop(name, None)
