@@ -21,7 +21,7 @@ Number = float | Tensor
 
 
 def require_positive(name: str, value: Number) -> None:
-    """Refuse a number that would divide by 0; a tensor is not read, which would make it wait."""
+    """Refuse a number that cannot divide; a tensor is not read, which would make the host wait."""
     if not isinstance(value, Tensor) and not 0.0 < value < math.inf:
         raise ValueError(f"{name} is {value!r}: it must be a finite number above 0")
 
@@ -121,17 +121,21 @@ def _prepare_soft(p: Tensor, temperature: Number) -> Callable[[Tensor], Tensor]:
     return diverge
 
 
-def is_hard(smoothing: Number | None) -> bool:
-    """Whether a smoothing asks for the hard form: None or the number 0; a tensor never does."""
-    return smoothing is None or (isinstance(smoothing, (int, float)) and smoothing == 0)
+def find_temperature(smoothing: Number | None, name: str = "smoothing") -> Number | None:
+    """Return the T of the smooth form, or None for the hard one: None, or the number 0.
+
+    A tensor is always a T. It is not read, which would make the host wait.
+    """
+    if smoothing is None or (not isinstance(smoothing, Tensor) and smoothing == 0):
+        return None
+    require_positive(name, smoothing)
+    return smoothing
 
 
 def learned_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) -> Tensor:
     """Take the smooth form at a temperature, or the hard one when it is None or the number 0."""
-    if smoothing is None or is_hard(smoothing):
-        return divergence(p, q)
-    require_positive("smoothing", smoothing)
-    return soft_divergence(p, q, smoothing)
+    temperature = find_temperature(smoothing)
+    return divergence(p, q) if temperature is None else soft_divergence(p, q, temperature)
 
 
 def prepare_points(p: Tensor, smoothing: Number | None = None) -> Callable[[Tensor], Tensor]:
@@ -139,11 +143,8 @@ def prepare_points(p: Tensor, smoothing: Number | None = None) -> Callable[[Tens
 
     It is :func:`learned_divergence` to the bit. What depends on p alone is computed once.
     """
-    p = of_distribution(p)
-    if smoothing is None or is_hard(smoothing):
-        return _prepare_hard(p)
-    require_positive("smoothing", smoothing)
-    return _prepare_soft(p, smoothing)
+    p, temperature = of_distribution(p), find_temperature(smoothing)
+    return _prepare_hard(p) if temperature is None else _prepare_soft(p, temperature)
 
 
 class Tangents(NamedTuple):
@@ -178,16 +179,15 @@ def find_tangents(q: Tensor, smoothing: Number | None = None) -> Tangents:
         q: (M, K) scores, or (M, S, K) sets.
         smoothing: T of the smooth form; None or 0 takes the hard one (Eq. 6).
     """
-    q = of_distribution(q)
-    if smoothing is None or is_hard(smoothing):
+    q, temperature = of_distribution(q), find_temperature(smoothing)
+    if temperature is None:
         return Tangents(q.argmax(dim=1), q.new_zeros(len(q), dtype=torch.float64), None)
-    require_positive("smoothing", smoothing)
     basis, slopes, offsets = _find_basis(q), [], []
     for part in split_rows(q):
-        log_q = F.log_softmax(part.double() / smoothing, dim=1)
+        log_q = F.log_softmax(part.double() / temperature, dim=1)
         prob_q = log_q.exp()
         slopes.append(prob_q if basis is None else prob_q @ basis)
-        offsets.append(-smoothing * (prob_q * log_q).sum(dim=1))
+        offsets.append(-temperature * (prob_q * log_q).sum(dim=1))
     return Tangents(torch.cat(slopes), torch.cat(offsets), basis)
 
 
@@ -203,17 +203,14 @@ def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Ten
     Returns:
         A function from p, (N, K) or (N, S, K), to (N, M).
     """
-    tangents = find_tangents(q, smoothing)
+    tangents, temperature = find_tangents(q, smoothing), find_temperature(smoothing)
 
     def diverge(p: Tensor) -> Tensor:
         rows = of_distribution(p.double())
         reduced = tangents.reduce(rows)
         if reduced is None:  # scores of other subnetworks than q's
             return learned_divergence(rows, q.double(), smoothing)
-        if smoothing is None or is_hard(smoothing):
-            top = rows.amax(dim=1)
-        else:
-            top = log_sum_exp(rows, smoothing)
+        top = rows.amax(dim=1) if temperature is None else log_sum_exp(rows, temperature)
         return (top[:, None] - tangents.heights(reduced)).clamp_min(0.0)
 
     return diverge
@@ -274,13 +271,13 @@ def paired_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) -> 
             f"scores of shapes {tuple(p.shape)} and {tuple(q.shape)}: row i of one is compared "
             "with row i of the other, so they must have the same shape"
         )
-    if smoothing is None or is_hard(smoothing):
+    temperature = find_temperature(smoothing)
+    if temperature is None:
         winner = F.one_hot(q.argmax(dim=1), q.shape[1]).to(p.dtype)  # (N, K)
         return p.max(dim=1).values - (p * winner).sum(dim=1)
-    require_positive("smoothing", smoothing)
-    log_p = F.log_softmax(p / smoothing, dim=1)
-    log_q = F.log_softmax(q / smoothing, dim=1)
-    return smoothing * (log_q.exp() * (log_q - log_p)).sum(dim=1)
+    log_p = F.log_softmax(p / temperature, dim=1)
+    log_q = F.log_softmax(q / temperature, dim=1)
+    return temperature * (log_q.exp() * (log_q - log_p)).sum(dim=1)
 
 
 def cosine_scores(z: Tensor, weight: Tensor) -> Tensor:

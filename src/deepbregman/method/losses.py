@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from .bregman import (
     Number,
     cosine_scores,
-    is_hard,
+    find_temperature,
     learned_divergence,
     of_distribution,
     paired_divergence,
@@ -185,13 +185,13 @@ def match_scores(
         target_temperature: T_t; None takes T_s. Below T_s the target is the sharper of the two.
     """
     p, q = of_distribution(scores), of_distribution(target).detach()
-    if is_hard(temperature):
+    student_temperature = find_temperature(temperature, "temperature")
+    if student_temperature is None:
         return paired_divergence(p, q).mean()
-    require_positive("temperature", temperature)
     if target_temperature is None:
-        target_temperature = temperature
+        target_temperature = student_temperature
     require_positive("target_temperature", target_temperature)
-    return paired_divergence(p / temperature, q / target_temperature, 1.0).mean()
+    return paired_divergence(p / student_temperature, q / target_temperature, 1.0).mean()
 
 
 def _require_rows(z: Tensor, target: Tensor, **others: Tensor) -> None:
