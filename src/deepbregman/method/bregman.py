@@ -26,6 +26,11 @@ def require_positive(name: str, value: Number) -> None:
         raise ValueError(f"{name} is {value!r}: it must be a finite number above 0")
 
 
+def widen(values: Tensor) -> Tensor:
+    """Return values in float32 or wider, as losses need them after networks in bfloat16."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def of_distribution(samples: Tensor) -> Tensor:
     """Reduce each set of samples to one row, its mean.
 
@@ -40,7 +45,7 @@ def of_distribution(samples: Tensor) -> Tensor:
             f"scores of shape {tuple(samples.shape)}: expected (N, K) for points or (N, S, K) for "
             "sets of S samples; add or flatten dimensions until it is one of the two"
         )
-    samples = samples.to(torch.promote_types(samples.dtype, torch.float32))
+    samples = widen(samples)
     return samples.mean(dim=1) if samples.ndim == 3 else samples
 
 
@@ -290,9 +295,9 @@ def cosine_scores(z: Tensor, weight: Tensor) -> Tensor:
     Returns:
         (N, K), in float32 or wider also under autocast.
     """
-    wide = torch.promote_types(z.dtype, torch.float32)
+    wide = widen(z)
     with torch.autocast(z.device.type, enabled=False):
-        return F.normalize(z.to(wide), dim=1) @ F.normalize(weight.to(wide), dim=1).T
+        return F.normalize(wide, dim=1) @ F.normalize(weight.to(wide.dtype), dim=1).T
 
 
 def balance_scores(

@@ -21,17 +21,13 @@ from .bregman import (
     paired_divergence,
     require_positive,
     similarity,
+    widen,
 )
 
 Gather = Callable[[Tensor], Tensor]
 """Joins a tensor of every process, with gradient."""
 Pairs = Literal["views", "all"]
 Sets = Literal["none", "halves", "rest"]
-
-
-def widen(z: Tensor) -> Tensor:
-    """Return embeddings in float32 or wider, as losses need them after networks in bfloat16."""
-    return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
 def _compare_all(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -303,8 +299,7 @@ def bank_share_loss(
 
 def paired_cosines(z: Tensor, target: Tensor) -> Tensor:
     """Return the cosine (N,) of each row of z (N, d) with the same row of the target (N, d)."""
-    wide = torch.promote_types(z.dtype, torch.float32)
-    return (F.normalize(z.to(wide), dim=1) * F.normalize(target.to(wide), dim=1)).sum(dim=1)
+    return (F.normalize(widen(z), dim=1) * F.normalize(widen(target), dim=1)).sum(dim=1)
 
 
 def cross_view_entropy(targets: Tensor, scores: Tensor, temperature: Number = 0.1) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import AMDIMSettings
-from deepbregman.method.losses import widen
+from deepbregman.method.bregman import widen
 from deepbregman.method.networks import Encoder
 
 from .dim import build_local_head, gather_places, nce_of_scores, score_places

@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import BarlowTwinsSettings
-from deepbregman.method.losses import list_comparisons, widen
+from deepbregman.method.bregman import widen
+from deepbregman.method.losses import list_comparisons
 from deepbregman.method.networks import Encoder
 
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head

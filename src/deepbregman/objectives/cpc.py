@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import CPCSettings
-from deepbregman.method.losses import widen
+from deepbregman.method.bregman import widen
 from deepbregman.method.networks import Encoder, embed_patches
 
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head

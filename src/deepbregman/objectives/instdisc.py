@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import InstDiscSettings
-from deepbregman.method.losses import widen
+from deepbregman.method.bregman import widen
 from deepbregman.method.networks import Encoder
 
 from .memory import MemoryBank, MemoryContrast

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deepbregman.config import RotationSettings
-from deepbregman.method.losses import widen
+from deepbregman.method.bregman import widen
 from deepbregman.method.networks import build_projection
 
 from .objective import Gather, Group, Objective

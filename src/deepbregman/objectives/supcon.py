@@ -6,8 +6,7 @@ from torch.nn import functional as F
 
 from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import SupConSettings
-from deepbregman.method.bregman import Number
-from deepbregman.method.losses import widen
+from deepbregman.method.bregman import Number, widen
 from deepbregman.method.networks import Encoder
 
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
