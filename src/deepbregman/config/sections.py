@@ -225,7 +225,8 @@ class DivergenceSettings(Section):
     """Weight of an entropy bonus, which rewards equal use of all subnetworks."""
     sets: Sets = "none"
     """How an image's views form empirical distributions: none compares each view with each other
-    one, halves the first half with the second, rest each view with all the others together."""
+    one, halves the first half with the second, rest each view with all the others together. With
+    targets, halves and rest both compare each view with all targets together."""
     warmup_epochs: NotNegative = 0.0
     """Epochs over which the weight rises from 0."""
 

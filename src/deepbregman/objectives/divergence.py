@@ -31,17 +31,27 @@ class Divergences(NamedTuple):
     scores: Tensor  # (M, N, K), of the student's views
 
 
+class Numbers(NamedTuple):
+    """The numbers of the settings, as scalar tensors."""
+
+    sigma: Tensor
+    alpha: Tensor
+    temperature: Tensor
+    smoothing: Tensor
+    target_smoothing: Tensor
+
+
 class DivergenceTerm(nn.Module):
     """K subnetworks score embeddings; the loss compares an image's scores (Eq. 6 to 8).
 
     Views are compared with each other, or with the teacher's targets where there are any. The
     subnetworks see the joint batch, so that their batch normalisation needs no synchronising.
 
-    Every number is a buffer (sigma a parameter when learnable), so that a compiled step serves all
+    The numbers are a buffer (sigma a parameter when learnable), so that a compiled step serves all
     their values.
     """
 
-    numbers: Tensor
+    values: Tensor
 
     def __init__(self, settings: DivergenceSettings, in_features: int) -> None:
         super().__init__()
@@ -62,14 +72,15 @@ class DivergenceTerm(nn.Module):
         # Only where it is used: several processes wait for the gradient of every parameter.
         learns = settings.learn_sigma and "learn_sigma" not in settings.idle
         self.log_sigma = nn.Parameter(torch.tensor(settings.sigma).log()) if learns else None
-        values = (
-            settings.sigma,
-            settings.alpha,
-            settings.temperature,
-            settings.smoothing,
-            settings.target_smoothing or settings.smoothing,
-        )
-        self.register_buffer("numbers", torch.tensor(values), persistent=False)
+        chosen = {name: getattr(settings, name) for name in Numbers._fields}
+        chosen["target_smoothing"] = settings.target_smoothing or settings.smoothing
+        values = torch.tensor(list(chosen.values()))
+        self.register_buffer("values", values, persistent=False)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of the settings, on the device."""
+        return Numbers(*self.values.unbind())
 
     def forward(
         self, student: Tensor, teacher: Tensor | None, same_views: bool = False
@@ -91,15 +102,15 @@ class DivergenceTerm(nn.Module):
         if "info_nce" in self.term_names:
             assert teacher is not None  # the configuration has made sure
             assert isinstance(self.network, Bank)  # likewise
-            bank, temperature = self.network.weight.clone(), self.numbers[2]
+            bank, tau = self.network.weight.clone(), self.numbers.temperature
             losses = [
-                info_nce(view, target, bank, temperature=temperature)
+                info_nce(view, target, bank, temperature=tau)
                 for view, target in _pair_with_targets(student, teacher, same_views)
             ]
             terms["info_nce"] = torch.stack(losses).mean()
         if "usage" in self.term_names:
-            assigned_by = self.numbers[3] if self.is_smooth else 1.0
-            terms["usage"] = usage_entropy(scores.flatten(0, 1), assigned_by)
+            temperature = self.numbers.smoothing if self.is_smooth else 1.0
+            terms["usage"] = usage_entropy(scores.flatten(0, 1), temperature)
         if isinstance(self.network, Bank) and teacher is not None:
             full = self.network.is_full.to(scores.dtype)
             terms = {name: full * value for name, value in terms.items()}
@@ -113,7 +124,7 @@ class DivergenceTerm(nn.Module):
         if self.settings.centring == "mean":
             return scores - scores.mean(dim=(0, 1))
         if self.settings.centring == "sinkhorn":
-            temperature = self.numbers[4] if self.is_smooth else 1.0
+            temperature = self.numbers.target_smoothing if self.is_smooth else 1.0
             return torch.stack([balance_scores(view, temperature) for view in scores])
         return scores
 
@@ -131,24 +142,23 @@ class DivergenceTerm(nn.Module):
         return [(scores[a], targets[rest].transpose(0, 1)) for a, rest in enumerate(others)]
 
     def _compare(self, first: Tensor, second: Tensor) -> Tensor:
-        sigma, alpha, temperature, smoothing, target_smoothing = self.numbers.unbind()
-        settings = self.settings
+        numbers, settings = self.numbers, self.settings
         if settings.compare == "match":
             return match_scores(
                 first,
                 second,
-                temperature=smoothing if self.is_smooth else 0.0,
-                target_temperature=target_smoothing,
+                temperature=numbers.smoothing if self.is_smooth else 0.0,
+                target_temperature=numbers.target_smoothing,
             )
         return divergence_loss(
             first,
             second,
             kernel=settings.kernel,
-            sigma=sigma if self.log_sigma is None else self.log_sigma.exp(),
-            alpha=alpha,
+            sigma=numbers.sigma if self.log_sigma is None else self.log_sigma.exp(),
+            alpha=numbers.alpha,
             pairs=settings.pairs,
-            temperature=temperature,
-            smoothing=smoothing if self.is_smooth else None,
+            temperature=numbers.temperature,
+            smoothing=numbers.smoothing if self.is_smooth else None,
         )
 
     def after_step(self, momentum: float) -> None:

@@ -140,7 +140,7 @@ class Step(nn.Module):
         )
 
     def _check(self, outputs: Outputs) -> None:
-        """Refuse what a method must not return; of the package's own methods tests do as much."""
+        """Refuse what a method of the user's own must not return."""
         name = type(self.objective).__name__
         if not isinstance(outputs, Outputs):
             raise UserError(
