@@ -1,11 +1,13 @@
 """Images of another kind: distances and areas against scikit-learn and loops."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from sklearn.covariance import EmpiricalCovariance
 from torch import Tensor
+from torchvision.utils import save_image
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.config import override
@@ -41,6 +43,14 @@ def test_mahalanobis_to_classes_takes_the_nearest_of_one_covariance():
         min(float((point - mean) @ inverse @ (point - mean)) for mean in means) for point in points
     ]
     assert mahalanobis_to(train, labels, 3)(points).tolist() == pytest.approx(expected, rel=1e-3)
+
+
+def test_without_any_variance_the_distance_is_euclidean():
+    """Such as with one training image of each class, or images that are all the same."""
+    train, points = draw(3, 4, seed=6), draw(7, 4, seed=7)
+    nearest = torch.cdist(points, train).square().amin(dim=1)
+    found = mahalanobis_to(train, torch.arange(3), 3)(points)
+    assert found.tolist() == pytest.approx(nearest.tolist(), rel=1e-5)
 
 
 def test_distances_by_divergence_equal_a_loop(few):
@@ -89,3 +99,28 @@ def test_digits_are_told_from_noise_and_not_from_themselves(short_run, few_digit
     assert all(value == 50.0 for name, value in values.items() if name.startswith("few: "))
     with pytest.raises(UserError, match="no such folder"):
         evaluate(short_run, protocols=["ood"], data=few_digits, ood=Ood(against=("nowhere",)))
+
+
+def test_nothing_stands_in_for_an_unreadable_image_of_another_kind(
+    short_run, few_digits, tmp_path, monkeypatch
+):
+    """Also where a set is too large to be decoded on opening."""
+    monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 0)
+    sets = [tmp_path / name / "photos" for name in ("whole", "damaged")]
+    for folder in sets:
+        folder.mkdir(parents=True)
+        for place in range(5):
+            pixels = draw_noise(1, 12, place).images.pixels[0]  # type: ignore[union-attr]  # of arrays
+            save_image(pixels / 255, folder / f"{place}.png")
+    (sets[1] / "3.png").write_bytes((sets[0] / "3.png").read_bytes()[:60])
+    (sets[0] / "3.png").unlink()
+    against = tuple(map(str, sets))
+    options: dict[str, Any] = {"protocols": ["ood"], "data": few_digits, "skip_unreadable": True}
+    rows = evaluate(short_run, ood=Ood(against=against), **options)
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        folder, _, name = row["variant"].partition(": ")
+        assert folder in against  # both are called photos
+        values.setdefault(name, []).append(row["value"])
+    assert all(len(pair) == 2 and pair[0] == pair[1] for pair in values.values())
+    assert len({row["details"]["num_outside"] for row in rows}) == 1

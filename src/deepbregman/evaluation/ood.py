@@ -5,6 +5,7 @@ area under the ROC curve is the probability that an image of the other kind is f
 test image.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path, PurePath
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from deepbregman.data import ArrayImages, Split
 from deepbregman.data.datasets import check_source
-from deepbregman.data.opening import open_data
 from deepbregman.runs import Record
 from deepbregman.training.randomness import derive_seed
 
@@ -50,7 +50,9 @@ def mahalanobis_to(
     means = class_means(rows, labels, num_classes)  # (C, d)
     rows = rows - means[labels]
     covariance = rows.T @ rows / len(rows)
-    covariance.diagonal().add_(_RIDGE * covariance.diagonal().mean())
+    variance = float(covariance.diagonal().mean())
+    # Without any variance, such as with one image of each class, the distance is Euclidean.
+    covariance.diagonal().add_(_RIDGE * variance if variance > 0 else 1.0)
     factor = torch.linalg.cholesky(covariance)
 
     def whiten(points: Tensor) -> Tensor:
@@ -124,6 +126,7 @@ def ood(evaluation: Evaluation) -> list[Record]:
     config, num_test = labelled.config, len(labelled.test.labels)
     distances = list_distances(labelled, settings.neighbours)
     inside = {name: distance(labelled.test.features) for name, distance in distances.items()}
+    stems = Counter(PurePath(other).stem for other in settings.against)
     rows: list[Record] = []
     for place, other in enumerate(settings.against, start=1):
         splits: Iterable[Split]
@@ -131,13 +134,15 @@ def ood(evaluation: Evaluation) -> list[Record]:
             count, seeds = min(num_test, MOST_NOISE), evaluation.options.each_seed
             splits = (draw_noise(count, config.data.image_size, seed) for seed in seeds)
         else:
-            source = open_data(config, other)
+            source, _ = evaluation.loaded.open_images(other, None, evaluation.progress)
             splits = [source.test or source.train]
             if source.skipped_notice:
                 evaluation.say(f"{source.skipped_notice} of {other}")
+        stem = PurePath(other).stem
+        title = stem if stems[stem] == 1 else other
         measured = []
         for split in splits:
-            outside, title = labelled.of(split).features, PurePath(other).stem
+            outside = labelled.of(split).features
             details = {"against": other, "num_outside": len(split)}
             areas = {n: {"AUROC": auroc(inside[n], d(outside))} for n, d in distances.items()}
             measured.append(
