@@ -148,6 +148,19 @@ def test_a_source_that_is_already_open_needs_labels_too(short_run):
         evaluate(short_run, source=bare)
 
 
+def test_numbers_of_an_open_source_are_not_those_of_the_runs_own_dataset(short_run, few_digits):
+    own = evaluate(short_run, protocols=["knn"])
+    other = open_data(short_run.config, few_digits)
+    rows = evaluate(short_run, protocols=["knn"], source=other)
+    assert {row["data"] for row in rows} == {other.name}
+    kept = [row for row in short_run.evaluations() if row["protocol"] == "knn"]
+    assert [row["value"] for row in own] == [
+        row["value"] for row in kept if row["data"] == short_run.config.data.source
+    ]
+    named = evaluate(short_run, protocols=["knn"], source=other, data="mine")
+    assert {row["data"] for row in named} == {"mine"}
+
+
 def test_rows_say_how_far_the_run_was_and_older_epochs_leave(short_run):
     rows = evaluate(short_run, protocols=["knn"])
     assert {(row["epoch"], row["epochs"]) for row in rows} == {(2.0, 2)}

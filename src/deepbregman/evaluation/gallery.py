@@ -103,7 +103,7 @@ def open_run(
     """
     loaded = load_run(run, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable)
     opened, changed = loaded.open_images(data, source, ignore_progress)
-    name = data or loaded.config.data.source
+    name = loaded.name_data(data, source)
     if loaded.config.data.skip_unreadable and opened.skipped_notice:
         notify(f"{opened.skipped_notice} of {name}", stacklevel=4)
     epochs = loaded.config.training.epochs

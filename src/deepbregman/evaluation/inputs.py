@@ -74,6 +74,10 @@ class LoadedRun:
             )
         return changed
 
+    def name_data(self, data: str | None, source: Source | None) -> str:
+        """Name a dataset: as the user does, as the open ``source`` does, or as the run's own."""
+        return data or (self.config.data.source if source is None else source.name)
+
     def open_images(
         self,
         data: str | None,
@@ -209,6 +213,11 @@ class Evaluation:
             skip_unreadable=self.options.skip_unreadable,
         )
 
+    @property
+    def data(self) -> str:
+        """The name of the dataset."""
+        return self.loaded.name_data(self.options.data, self.source)
+
     @cached_property
     def finished(self) -> FinishedParts:
         """The parts that were measured before an evaluation was stopped."""
@@ -228,7 +237,7 @@ class Evaluation:
         source, self._data_changed = loaded.open_images(
             data, self.source, self.progress, self.listing
         )
-        name = data or (loaded.config.data.source if self.source is None else source.name)
+        name = self.data
         if loaded.config.data.skip_unreadable and source.skipped_notice:
             self.say(f"{source.skipped_notice} of {name}")
         source = require_labelled(source, name)
@@ -257,7 +266,7 @@ class Evaluation:
             "device": device_name(loaded.device),
             "finished": now(),
         }
-        names = {"protocol": protocol, "data": self.options.data or loaded.config.data.source}
+        names = {"protocol": protocol, "data": self.data}
         complete = [{**names, **row, **shared} for row in rows]
         predicted = take_predictions(complete)
         if self.can_record:

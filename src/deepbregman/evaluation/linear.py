@@ -427,10 +427,9 @@ def check_linear(evaluation: Evaluation) -> None:
     """Refuse data too small to hold out a part for the choice of a penalty."""
     labels = evaluation.labelled.source.train.known_labels
     if len(hold_out(labels, evaluation.options.seed)) == 0:
-        data = evaluation.options.data or evaluation.loaded.config.data.source
         raise UserError(
             "the settings of a linear classifier are chosen on held-out training images, and data "
-            f"{data!r} has {len(labels)} images, no two of a class: give 2 or more of some class, "
+            f"{evaluation.data!r} has {len(labels)} images, no two of a class: give 2 or more of some class, "
             "or use --protocol knn"
         )
 
