@@ -1,6 +1,7 @@
 """Labelling as a user does it: a few labels in, labels for all out."""
 
 import csv
+import os
 import shlex
 import shutil
 from dataclasses import replace
@@ -377,6 +378,40 @@ def test_a_label_of_the_run_may_name_a_whole_path(run, photos, tmp_path):
         "8.png": True,
         "9.png": False,
     }
+
+
+def test_a_label_may_name_a_file_as_seen_from_here(command, run, photos, tmp_path, monkeypatch):
+    """From the folder of the command: in the data, in the run's folder, or elsewhere."""
+    monkeypatch.chdir(photos.parent)
+    new = tmp_path / "new"
+    new.mkdir()
+    for index in (8, 9):
+        shutil.copy(photos / f"red-{index}.png", new / f"{index}.png")
+    Image.new("RGB", (10, 10), (200, 40, 40)).save(tmp_path / "stranger.png")
+    seen = [f"photos/{name}" for name in FEW]
+    labels = {name: name.partition("/")[2].partition("-")[0] for name in seen}
+    labels[os.path.relpath(tmp_path / "stranger.png")] = "red"
+    found = deepbregman.label(run, labels, suggest=0)
+    assert (found.num_examples, int(found.given.sum())) == (len(FEW) + 1, len(FEW))
+    labels[os.path.relpath(new / "8.png")] = "red"
+    found = deepbregman.label(run, labels, data=str(new), suggest=0)
+    assert found.num_examples == len(FEW) + 2
+    assert dict(zip(found.names, found.given.tolist(), strict=True)) == {
+        "8.png": True,
+        "9.png": False,
+    }
+
+
+def test_new_photos_need_not_be_a_folder(command, run, tmp_path):
+    random = np.random.default_rng(1)
+    pixels = random.integers(0, 90, (6, 10, 10, 3), dtype=np.uint8)
+    pixels[:3, ..., 0] += 150
+    pixels[3:, ..., 2] += 150
+    np.savez(tmp_path / "new.npz", train_images=pixels)
+    few = write_table(tmp_path / "few.csv", *FEW)
+    found = deepbregman.label(run, few, data=str(tmp_path / "new.npz"), suggest=0)
+    assert found.labels == [*["red"] * 3, *["blue"] * 3]
+    assert not found.given.any()
 
 
 def test_suggested_photos_of_the_run_do_not_count_elsewhere(run, photos, tmp_path):

@@ -153,17 +153,20 @@ class TestSearch:
         for hit in everything.hits["cosine"]:
             assert hit.image.name.startswith(f"{hit.image.class_name}/")
 
-    def test_an_answer_from_the_index_lists_a_folder_once(self, command, run, photos, monkeypatch):
+    def test_a_search_lists_a_folder_once(self, command, run, photos, tmp_path, monkeypatch):
         """A listing of 50,000 images takes half a second."""
-        words = ("search", run.path, "--data", photos, "--query", photos / "red" / "red-1.png")
-        _, first, _ = command(*words)
-        assert "\nred/red-1.png " in f"\n{first}"
-        assert "(red)" not in first  # the name tells the class
+        copied = shutil.copytree(photos, tmp_path / "photos")  # there is no index of it yet
+        queries = (copied / "red" / "red-1.png", "red/red-2.png")
+        words = ("search", run.path, "--data", copied, "--query", *queries)
         listed, scandir = [], os.scandir
         monkeypatch.setattr(os, "scandir", lambda at: [listed.append(Path(at)), scandir(at)][1])
+        _, first, _ = command(*words)
+        assert listed.count(copied / "red") == 1
+        assert "\nred/red-1.png " in f"\n{first}"
+        assert "(red)" not in first  # the name tells the class
         _, again, _ = command(*words)
         assert again == first
-        assert listed.count(photos / "red") == 1
+        assert listed.count(copied / "red") == 2
 
     def test_unreadable_images_can_be_skipped(self, command, plain, flat, tmp_path):
         shutil.copytree(flat, tmp_path / "some")

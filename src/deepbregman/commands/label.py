@@ -30,7 +30,8 @@ from .parameters import (
     PythonOnly,
     RunFolder,
     check_dataset,
-    find_unknown_images,
+    find_unknown_names,
+    list_images,
     open_images,
 )
 from .pretrain_options import say_short
@@ -90,7 +91,7 @@ def label(
             class; at least two classes need 2 images or more. In Python also a mapping from image
             to label. See above for what happens without labels.
         data: A dataset instead of the run's own. Photos of the run's folder may have the labels
-            from which a folder of new photos is labelled.
+            from which new photos are labelled.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
             nearest class by the divergence over a bank of the images. By default all.
@@ -123,10 +124,12 @@ def label(
     opened = Run.open(run)
     if data is not None and source is None:
         given = _find_in_run(opened.config, data, given)
-    if source is None:
+    listing = None if source is not None else list_images(opened.config, data)
+    if listing is not None:
         named = (each.image for each in given if not each.is_file)
-        unknown, example = find_unknown_images(opened.config, data, named)
+        unknown = find_unknown_names(named, listing)
         if unknown:
+            example = listing.train.paths[0].relative_to(listing.folder).as_posix()
             refused = refuse_names(unknown, len(given), example)
             if data is not None:
                 try:
@@ -134,7 +137,9 @@ def label(
                 except UserError as error:
                     raise UserError(f"{refused}; or to the run's own folder: {error}") from None
             raise refused
-    images = open_images(opened, data, source, accelerator, devices, encoder, skip_unreadable)
+    images = open_images(
+        opened, data, source, accelerator, devices, encoder, skip_unreadable, listing
+    )
     from deepbregman.evaluation.labelling import label_images
 
     found = label_images(
@@ -155,15 +160,16 @@ def label(
 
 
 def _find_in_run(config: Config, data: str, labels: "list[GivenLabel]") -> "list[GivenLabel]":
-    """Take labels of images that are only in the run's own folder as those of files from there."""
+    """Take a label of an image that is in the run's own folder only as the label of that file."""
     from deepbregman.data.datasets import find_source
     from deepbregman.data.folders import quote_some
 
     try:
-        (known, own), (_, folder) = find_source(config.data.source), find_source(data)
+        (known, own), (new, folder) = find_source(config.data.source), find_source(data)
     except UserError:
         return labels  # left to what opens the data
-    if known is not None or not (own.is_dir() and folder.is_dir()) or own.samefile(folder):
+    is_folder = new is None and folder.is_dir()
+    if known is not None or not own.is_dir() or (is_folder and own.samefile(folder)):
         return labels
     found, both = [], []
     for label in labels:
@@ -171,7 +177,7 @@ def _find_in_run(config: Config, data: str, labels: "list[GivenLabel]") -> "list
         place, here = own / name, folder / name
         if label.is_file or not place.is_file():
             found.append(label)
-        elif here.is_file() and here != place:  # the same if the name is a whole path
+        elif is_folder and here.is_file() and here != place:  # the same if the name is a whole path
             found.append(label)
             if here.read_bytes() != place.read_bytes():
                 both.append(name)

@@ -20,6 +20,7 @@ The type may be a string, so that its module need not be imported: ``PythonOnly[
 """
 if TYPE_CHECKING:
     from deepbregman.data import Source
+    from deepbregman.data.folders import Listing
     from deepbregman.evaluation.gallery import OpenedRun
     from deepbregman.runs import Run
 
@@ -42,46 +43,56 @@ def open_images(
     devices: int | str,
     encoder: Any,
     skip_unreadable: bool,
+    listing: "Listing | None" = None,
 ) -> "OpenedRun":
     """Check the folder and the dataset, then load torch, the run's networks and its images.
 
     Args:
         source: the images, already open; then data only names them.
         encoder: a module of the run's structure, or None; its type would load torch.
+        listing: the files of the dataset, if they are listed already.
     """
     from deepbregman.runs import Run
 
     opened = Run.open(run)
-    if source is None:
+    if source is None and listing is None:
         check_dataset(opened.config, data, opened.path)
     from deepbregman.evaluation.gallery import open_run
 
-    return open_run(opened, data, source, accelerator, devices, encoder, skip_unreadable)
+    return open_run(opened, data, source, accelerator, devices, encoder, skip_unreadable, listing)
 
 
-def find_unknown_images(
-    config: Config, data: str | None, names: Iterable[str]
-) -> tuple[list[str], str]:
-    """Return names of images that a folder cannot have, before torch is loaded, and one it has.
+def list_images(config: Config, data: str | None) -> "Listing | None":
+    """List the files of a dataset that is a folder of images, before torch is loaded.
 
-    Of data that is no folder nothing is known yet, and errors are left to what opens it.
+    For any other dataset it is None, and for a wrong one: the error is left to what opens it.
     """
-    from deepbregman.data.datasets import expand_home, find_source
-    from deepbregman.data.folders import find_unknown
-    from deepbregman.data.formats import is_stored
-    from deepbregman.evaluation.search_index import PLACE
+    from deepbregman.data.datasets import list_source
 
     try:
-        asked = [name for name in names if not PLACE.fullmatch(name)]
-        asked = [name for name in asked if not expand_home(Path(name)).is_file()]
-        if not asked:  # listing a folder takes time
-            return [], ""
-        dataset, folder = find_source(data or config.data.source)
-        if dataset is not None or is_stored(folder) or not folder.is_dir():
-            return [], ""
-        return find_unknown(folder, asked)
+        return list_source(data or config.data.source)
     except (OSError, UserError):
-        return [], ""
+        return None
+
+
+def find_unknown_names(names: Iterable[str], listing: "Listing") -> list[str]:
+    """Return the names that cannot be those of listed images, of places in the data, or of files.
+
+    Only the last part of a name is looked at. A table may have put an apostrophe before a name.
+    """
+    from deepbregman.evaluation.search_index import PLACE
+
+    known = {path.name for files in listing.splits.values() for path in files.paths}
+
+    def is_known(name: str) -> bool:
+        last = {Path(name).name, Path(name.removeprefix("'")).name}
+        return not known.isdisjoint(last) or PLACE.fullmatch(name) is not None
+
+    return [
+        name
+        for name in names
+        if not is_known(name) and not os.path.isfile(os.path.expanduser(name))
+    ]
 
 
 def check_dataset(

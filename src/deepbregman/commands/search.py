@@ -17,7 +17,8 @@ from .parameters import (
     Devices,
     PythonOnly,
     RunFolder,
-    find_unknown_images,
+    find_unknown_names,
+    list_images,
     open_images,
 )
 
@@ -92,18 +93,20 @@ def search(
 
     opened = Run.open(run)
     words = [str(query) for query in queries]
-    if source is None:
-        unknown, _ = find_unknown_images(opened.config, data, words)
-        if unknown:
-            raise refuse_query(unknown[0], data or opened.config.data.source)
+    listing = None if source is not None else list_images(opened.config, data)
+    if listing is not None:
+        for query in find_unknown_names(words, listing):
+            raise refuse_query(query, data or opened.config.data.source)
     key, answers = None, None
-    if source is None and encoder is None:
+    if listing is not None and encoder is None:
         options = {"split": split, "seed": seed, "accelerator": accelerator}
-        key = name_index(opened, data, skip_unreadable=skip_unreadable, **options)
+        key = name_index(opened, listing, skip_unreadable=skip_unreadable, **options)
     if key is not None:
         answers = answer_by_index(opened, key, words, data=data, k=k, by=by)
     if answers is None:
-        images = open_images(opened, data, source, accelerator, devices, encoder, skip_unreadable)
+        images = open_images(
+            opened, data, source, accelerator, devices, encoder, skip_unreadable, listing
+        )
         from deepbregman.evaluation.retrieval import search_images  # loads torch
 
         report = progress or ignore_progress

@@ -268,6 +268,13 @@ def has_labels(spec: str) -> bool:
     return list_folder(path).has_labels
 
 
+def list_source(spec: str) -> Listing | None:
+    """List the files of a folder of images, for :func:`open_source`; None for any other source."""
+    dataset, path = find_source(spec)
+    is_folder = dataset is None and not is_stored(path) and path.is_dir()
+    return list_folder(path) if is_folder else None
+
+
 def check_labels(spec: str) -> Listing | None:
     """Refuse a folder or an ``.npz`` file without labels to judge by, before torch is loaded.
 
@@ -361,7 +368,7 @@ def open_source(
     if image_size < 1:
         raise UserError(f"data.image_size {image_size}: must be at least 1 pixel, e.g. 32")
     dataset, path = find_source(spec)
-    if dataset is None and is_stored(path):
+    if dataset is None and listing is None and is_stored(path):
         return open_stored(index_stored(path), image_size, skip_unreadable, progress)
     if dataset is None and not path.is_dir():
         return open_archive(path)

@@ -139,25 +139,6 @@ def explain_ignored(ignored: Mapping[str, int]) -> str:
     return "".join(found)
 
 
-def find_unknown(folder: Path, names: Iterable[str]) -> tuple[list[str], str]:
-    """Return the names that no image of a folder can have, and the name of one of its images.
-
-    Only the last part of a name is looked at, and no file is opened. A table may have put an
-    apostrophe before a name.
-    """
-    tree = read_tree(folder)
-    paths = [*tree.here, *(path for group in tree.groups.values() for path in group)]
-    if not paths:
-        return [], ""
-    last = {path.name for path in paths}
-    unknown = [
-        name
-        for name in names
-        if last.isdisjoint({Path(name).name, Path(name.removeprefix("'")).name})
-    ]
-    return unknown, paths[0].relative_to(folder).as_posix()
-
-
 def has_image(folder: Path) -> bool:
     """Whether any image lies in or below a folder; stops at the first."""
     return any(_is_image(name) for _, names in _walk(folder) for name in names)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.data import FileImages, Images, ResidentBatches, Source, Split
+from deepbregman.data.folders import Listing
 from deepbregman.errors import UserError, notify, require_known
 from deepbregman.runs import Run, is_complete
 from deepbregman.terminal import ReportProgress, ignore_progress
@@ -96,13 +97,15 @@ def open_run(
     devices: int | str = 1,
     encoder: nn.Module | None = None,
     skip_unreadable: bool = False,
+    listing: Listing | None = None,
 ) -> OpenedRun:
     """Load a run's networks, and open its own dataset or another one.
 
-    If the dataset is open already (``source``), ``data`` only names it.
+    If the dataset is open already (``source``), ``data`` only names it. ``listing`` are its files,
+    if they are listed already.
     """
     loaded = load_run(run, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable)
-    opened, changed = loaded.open_images(data, source, ignore_progress)
+    opened, changed = loaded.open_images(data, source, ignore_progress, listing)
     name = loaded.name_data(data, source)
     if loaded.config.data.skip_unreadable and opened.skipped_notice:
         notify(f"{opened.skipped_notice} of {name}", stacklevel=4)

@@ -170,8 +170,8 @@ def match_images(
 ) -> tuple[dict[int, str], list[Path], set[int]]:
     """Find the images that labels are given to.
 
-    A name is that of the gallery, a path, or the last part of a path if it is unique. A file is the
-    image with the same bytes, or an example of its own.
+    A name is that of the gallery, a path, or the last part of a path if it is unique. Any other
+    file is the image with the same bytes, or an example of its own.
 
     Returns:
         The label by position; the files from elsewhere, whose positions follow those of the
@@ -184,9 +184,12 @@ def match_images(
     unknown = []
     ordered = sorted(given, key=lambda item: Path(item.image))  # as a folder lists its images
     for image, label, is_file, is_suggested in ordered:
-        index = finder.find_copy(Path(image)) if is_file else finder.find(image)
-        if index is None and is_file:
-            index = outside.setdefault(Path(image), len(names) + len(outside))
+        path = Path(image)
+        index = None if is_file else finder.find(image)
+        if index is None and (is_file or path.is_file()):
+            index = finder.find_copy(path)
+            if index is None:
+                index = outside.setdefault(path, len(names) + len(outside))
         if index is None:
             unknown.append(image)
             continue

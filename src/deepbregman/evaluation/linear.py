@@ -429,8 +429,8 @@ def check_linear(evaluation: Evaluation) -> None:
     if len(hold_out(labels, evaluation.options.seed)) == 0:
         raise UserError(
             "the settings of a linear classifier are chosen on held-out training images, and data "
-            f"{evaluation.data!r} has {len(labels)} images, no two of a class: give 2 or more of some class, "
-            "or use --protocol knn"
+            f"{evaluation.data!r} has {len(labels)} images, no two of a class: give 2 or more of "
+            "some class, or use --protocol knn"
         )
 
 

@@ -23,10 +23,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deepbregman.data.datasets import expand_home, find_source
+from deepbregman.data.datasets import expand_home
 from deepbregman.data.decoding import decode_frame
-from deepbregman.data.folders import list_folder
-from deepbregman.data.formats import is_stored
+from deepbregman.data.folders import Listing
 from deepbregman.errors import UserError, notify
 from deepbregman.files import digest, digest_files, replace_file
 from deepbregman.runs import Run, list_versions
@@ -199,17 +198,14 @@ def _read_picture(path: Path, side: int) -> Pixels:
     return np.ascontiguousarray(frame.pixels[:, :height, :width].transpose(1, 2, 0))
 
 
-def name_index(run: Run, data: str | None, **options: object) -> str | None:
-    """Return the digest of all that answers depend on; None for data that has no index."""
+def name_index(run: Run, listing: Listing, **options: object) -> str | None:
+    """Return the digest of all that answers depend on; None where a file cannot be looked at."""
+    files = [file for split in listing.splits.values() for file in split.paths]
     try:
-        dataset, path = find_source(data or run.config.data.source)
-        if dataset is not None or is_stored(path) or not path.is_dir():
-            return None
-        files = [file for split in list_folder(path).splits.values() for file in split.paths]
         checkpoints = [run.path / "config.toml", *sorted(run.checkpoints.iterdir())]
         known = json.dumps([options, list_versions(), digest_files(checkpoints)])
         return digest(known.encode(), digest_files(files).encode())
-    except (OSError, UserError):  # the search that loads the run explains the error
+    except OSError:  # the search that loads the run explains the error
         return None
 
 
