@@ -319,13 +319,19 @@ class Run:
 
         Not those of result.json: an evaluation may be writing it at this moment.
         """
-        clear_temporaries(self.path, frozenset({"metrics.jsonl", "provenance.json"}))
+        names = ("config.toml", "loggers.json", "metrics.csv", "metrics.jsonl", "provenance.json")
+        clear_temporaries(self.path, frozenset(names))
         clear_temporaries(self.checkpoints)
 
     def metrics(self) -> list[Record]:
-        """Read the metrics of every epoch so far; a line that a crash cut short is left out."""
+        """Read the metrics of every epoch so far; empty if they were removed.
+
+        A line that a crash cut short is left out.
+        """
         records: list[Record] = []
         path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return records
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         for number, line in enumerate(lines, start=1):
             try:
@@ -422,7 +428,7 @@ class Run:
     def add_resumption(self, record: Record) -> None:
         """Record a resumption: the device and the version may differ from before."""
         before = self.provenance()
-        resumed = [*before.get("resumed", []), record]
+        resumed = [*(before.get("resumed") or []), record]
         write_json(self.path / "provenance.json", {**before, "resumed": resumed})
 
 

@@ -56,6 +56,17 @@ def assert_same_parameters(run: Run, reference: Run) -> None:
 # Damage
 
 
+@pytest.mark.parametrize("damage", [empty, Path.unlink])
+def test_metrics_that_are_gone_do_not_keep_a_run_from_its_end(run, tiny_run, damage):
+    damage(run.path / "metrics.jsonl")
+    shutil.copy(run.previous_checkpoint, run.last_checkpoint)
+    assert_same_parameters(resume(run.path), tiny_run)
+    assert [row["epoch"] for row in run.metrics()] == [3]
+    damage(run.path / "metrics.jsonl")
+    (run.path / "result.json").unlink()
+    assert is_complete(resume(run.path))
+
+
 @pytest.mark.parametrize("damage", [cut, flip, empty, Path.unlink])
 def test_the_previous_checkpoint_stands_in_and_that_is_said(run, tiny_run, damage, capsys):
     damage(run.last_checkpoint)

@@ -244,7 +244,9 @@ class Pretraining:
         known = self.run.result().get("pretrain") or {}
         if not last and known.get("step") == self.step:
             return
-        last = last or self.run.metrics()[-1]  # killed after the last save
+        if not last:  # killed after the last save
+            counts = {"epoch": self.step // self.steps_per_epoch, "step": self.step}
+            last = [counts, *self.run.metrics()][-1]
         early = self.step < self.total_steps
         why = last.get("stopped", SATURATED)
         stopped = {"stopped": f"after epoch {last['epoch']}: {why}"} if early else {}
@@ -273,7 +275,7 @@ class Pretraining:
             if not self.fabric.is_global_zero:
                 return False
             records = self.run.metrics()
-            if not records or records[-1]["step"] != self.step:
+            if not records or records[-1].get("step") != self.step:
                 return False
             return "stopped" in records[-1] or (may_stop and should_stop(records))
 
