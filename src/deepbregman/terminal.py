@@ -45,8 +45,8 @@ def print_choices(console: Console, choices: Mapping[str, str]) -> None:
     console.print(table)
 
 
-def parse_duration(text: str, option: str) -> float:
-    """Return the seconds of a time such as 90s, 30m, 2h or 1h30m; ``option`` names it in errors."""
+def parse_budget(text: str) -> float:
+    """Return the seconds of a time such as 90s, 30m, 2h or 1h30m."""
     number = r"(\d+(?:\.\d+)?)\s*"
     pattern = rf"(?:{number}h)?\s*(?:{number}m(?:in)?)?\s*(?:{number}s)?"
     found = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
@@ -54,7 +54,7 @@ def parse_duration(text: str, option: str) -> float:
     seconds = 3600.0 * hours + 60.0 * minutes + rest
     if not 0.0 < seconds < 1e9:
         raise UserError(
-            f"--{option} {text}: it must be a time above 0 with its unit, h, m or s, such as 30m, "
+            f"--budget {text}: it must be a time above 0 with its unit, h, m or s, such as 30m, "
             "2h or 1h30m"
         )
     return seconds

@@ -14,7 +14,7 @@ from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe
 from deepbregman.errors import Notice, UserError
 from deepbregman.runs import Run
-from deepbregman.terminal import parse_duration
+from deepbregman.terminal import parse_budget
 from deepbregman.training.faults import Fault
 
 QUICK = ("--training.no-tensorboard", "--encoder.projection-hidden", 16, "--accelerator", "cpu")
@@ -275,4 +275,4 @@ def test_a_folder_that_is_written_wrong_is_found(command, photos, monkeypatch):
     [("90s", 90), ("5m", 300), ("5 min", 300), ("5MIN", 300), ("1h30m", 5400), ("1.5h", 5400)],
 )
 def test_times_as_people_write_them(text, seconds):
-    assert parse_duration(text, "budget") == seconds
+    assert parse_budget(text) == seconds

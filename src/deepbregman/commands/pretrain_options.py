@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, override, recipes
 from deepbregman.errors import UserError, notify, suggest
 from deepbregman.runs import CHANGEABLE, Run, is_run
-from deepbregman.terminal import choose_budget, count_words, parse_duration
+from deepbregman.terminal import choose_budget, count_words, parse_budget
 
 AUTO = "auto"
 """The recipe whose settings are chosen by the images and the machine."""
@@ -173,7 +173,7 @@ def read_request(
             "the recipe auto needs images: name a folder, an .npz file or a dataset, such as "
             "`deepbregman pretrain my_photos`"
         )
-    return AutoRequest(given, None if budget is None else parse_duration(budget, "budget"))
+    return AutoRequest(given, None if budget is None else parse_budget(budget))
 
 
 def read_settings(folder: Path, config: Config, request: AutoRequest | None) -> Config:

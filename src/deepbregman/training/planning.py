@@ -129,7 +129,6 @@ def make_plan(
         seconds = min(measure(tried, each) for _ in range(_LOOKS))
         length = _choose_epochs(facts, wanted, seconds * steps)
     if tried.training.batch_size != plan.config.training.batch_size:
-        plan.drop("training.batch_size")
         why = "what fits in memory" if facts.on_gpu else "small, for more steps in a short run"
         plan.take(Choice("training.batch_size", tried.training.batch_size, why))
     why = f"{1e3 * seconds:,.0f} ms a step, measured"
@@ -158,17 +157,13 @@ class _Choices:
         self.made: list[Choice] = []
 
     def take(self, *choices: Choice) -> None:
-        """Make choices, unless the user has given the field."""
+        """Make choices, unless the user has given the field; a later one replaces an earlier."""
         for choice in choices:
             if choice.field in self.given:
                 choice = Choice(choice.field, self.given[choice.field], "as given")
             else:
                 self.config = override(self.config, {choice.field: choice.value})
-            self.made.append(choice)
-
-    def drop(self, field: str) -> None:
-        """Forget a choice that will be made again."""
-        self.made = [choice for choice in self.made if choice.field != field]
+            self.made = [*(made for made in self.made if made.field != choice.field), choice]
 
 
 def _choose_batch(facts: Facts) -> Choice:
