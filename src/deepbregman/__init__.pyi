@@ -34,8 +34,11 @@ from .method.networks import BregmanNetwork as BregmanNetwork
 from .method.networks import Encoder as Encoder
 from .method.networks import build_encoder as build_encoder
 from .method.views import Views as Views
+from .objectives.objective import Group as Group
 from .objectives.objective import Objective as Objective
 from .objectives.objective import Outputs as Outputs
+from .objectives.objective import Samples as Samples
+from .objectives.objective import ViewGroups as ViewGroups
 from .objectives.objective import build_head as build_head
 from .objectives.teacher import Bank as Bank
 from .objectives.teacher import Teacher as Teacher

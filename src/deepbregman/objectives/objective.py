@@ -20,40 +20,40 @@ T = TypeVar("T")
 class ViewGroups(NamedTuple, Generic[T]):
     """One value for each group of views, such as the views themselves, (M, n, 3, S, S)."""
 
-    main: T
-    weak: T | None = None  # for a teacher
-    small: T | None = None  # parts of the image (multi-crop)
+    main: T  #: what every method sees
+    weak: T | None = None  #: for a teacher
+    small: T | None = None  #: parts of the image (multi-crop)
 
 
 class Samples(NamedTuple):
     """Data about the images of the joint batch, in the order of the embeddings.
 
-    Each is None unless the method asks for it: by its settings, or by drawing.
+    Each is None unless the method asks for it, by a field of its settings or by drawing.
     """
 
-    indices: Tensor | None = None  # (N,) places in the dataset; settings: ``needs_indices``
-    labels: Tensor | None = None  # (N,) classes from 0; settings: ``needs_labels``
-    random: Tensor | None = None  # what ``Objective.draw`` drew, the same in every process
-    first: int = 0  # where in the joint batch this process's images begin
+    indices: Tensor | None = None  #: (N,) places in the dataset, by ``needs_indices``
+    labels: Tensor | None = None  #: (N,) classes from 0, by ``needs_labels``
+    random: Tensor | None = None  #: what ``Objective.draw`` drew, the same in every process
+    first: int = 0  #: where in the joint batch this process's images begin
 
 
 class Outputs(NamedTuple):
     """The outputs of a method for a batch."""
 
-    terms: dict[str, Tensor]  # loss terms: scalars of the joint batch, named as in ``weights``
-    student: Tensor  # (M, N, d) embeddings of every process, with gradient
-    teacher: Tensor | None  # (M', N, d) targets of every process, detached; None without a teacher
-    representation: Tensor  # (M, n, h) of this process, detached, for diagnostics
+    terms: dict[str, Tensor]  #: scalar losses of the joint batch, named as in ``weights``
+    student: Tensor  #: (M, N, d) embeddings of every process, with gradient
+    teacher: Tensor | None  #: (M', N, d) targets of every process, detached; None without a teacher
+    representation: Tensor  #: (M, n, h) of this process, detached, for diagnostics
 
 
 class Group(NamedTuple):
     """Parameters that the optimiser treats alike."""
 
-    parameters: Iterable[tuple[str, nn.Parameter]]  # name and parameter
-    rate: float = 1.0  # times the learning rate
-    scheduled: bool = True  # whether the rate follows the schedule
-    decayed: bool = True  # whether weight decay may apply
-    frozen_until: float = 0.0  # share of training during which the rate is 0
+    parameters: Iterable[tuple[str, nn.Parameter]]  #: name and parameter
+    rate: float = 1.0  #: times the learning rate
+    scheduled: bool = True  #: whether the rate follows the schedule
+    decayed: bool = True  #: whether weight decay may apply
+    frozen_until: float = 0.0  #: share of training during which the rate is 0
 
 
 def build_head(encoder: Encoder, widths: EncoderSettings) -> nn.Sequential:
