@@ -234,8 +234,9 @@ def test_create_leaves_nothing_when_the_disk_fails(tmp_path, monkeypatch, target
         path.mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(target, refuse)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match="No space") as caught:
             Run.create(path, CONFIG, {})
+    assert caught.value.filename == str(path)
     assert list(tmp_path.rglob("*")) == ([path] if exists else [])
     assert Run.create(path, CONFIG, {}).config == CONFIG
 

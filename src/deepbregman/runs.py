@@ -232,8 +232,10 @@ class Run:
                 temporary.rmdir()
             else:
                 temporary.replace(place)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, OSError):  # a full disk names no file, or a hidden one
+                error.filename = str(path)
             raise
         return cls(path)
 
