@@ -29,8 +29,9 @@ class Callback:
         """An optimiser step was taken. In every process.
 
         Args:
-            losses: ``total`` and each term of the last batch of this step, of all processes;
-                scalars on the device. To read one waits for the device, so read them rarely.
+            losses: ``total`` and each term, the mean over the batches of this step, of all
+                processes; scalars on the device. To read one waits for the device, so read them
+                rarely.
         """
 
     def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float] | None:

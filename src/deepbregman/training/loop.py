@@ -266,10 +266,12 @@ class Pretraining:
 
     def _is_over(self) -> bool:
         """Whether all steps are taken, or the run stops early, which process 0 decides."""
+        if self.step >= self.total_steps:
+            return True
         may_stop = self.config.training.stop_when_saturated
-        may_be_told = bool(self.callbacks) or self.is_restored  # one of them may have ended the run
-        if self.step >= self.total_steps or not (may_stop or may_be_told):
-            return self.step >= self.total_steps
+        # A callback may have ended the run, also before this process resumed it.
+        if not (may_stop or self.callbacks or self.is_restored):
+            return False
 
         def stops() -> bool:
             if not self.fabric.is_global_zero:
