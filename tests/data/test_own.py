@@ -109,6 +109,21 @@ def test_a_list_of_files_that_pillow_has_opened_but_not_read(tmp_path, form):
         image.close()
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file")  # Pillow keeps a file of several pages open
+@pytest.mark.parametrize("form", ["tiff", "gif"])
+def test_pages_of_one_file_stay_different_images(tmp_path, form):
+    first, *others = pages = [Image.new("L", (9, 7), shade) for shade in (10, 100, 200)]
+    first.save(tmp_path / f"stack.{form}", save_all=True, append_images=others)
+    opened = [Image.open(tmp_path / f"stack.{form}") for _ in pages]
+    for page, image in enumerate(opened):
+        image.seek(page)
+    images = own_data(opened, image_size=8).train.images
+    (batch,) = open_batches(images, CPU, resident="no", num_workers=0).iterate(torch.arange(3), 3)
+    assert batch.images[:, 0, 0, 0].tolist() == [10, 100, 200]
+    for image in opened:
+        image.close()
+
+
 def test_worker_processes_decode_a_dataset():
     images = own_data(Pictures(labelled=False)).train.images
     batches = open_batches(images, CPU, resident="no", num_workers=1)

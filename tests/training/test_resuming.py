@@ -56,12 +56,20 @@ def assert_same_parameters(run: Run, reference: Run) -> None:
 # Damage
 
 
+def drop_last_line(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
 @pytest.mark.parametrize("damage", [empty, Path.unlink])
 def test_metrics_that_are_gone_do_not_keep_a_run_from_its_end(run, tiny_run, damage):
     damage(run.path / "metrics.jsonl")
     shutil.copy(run.previous_checkpoint, run.last_checkpoint)
     assert_same_parameters(resume(run.path), tiny_run)
     assert [row["epoch"] for row in run.metrics()] == [3]
+
+
+@pytest.mark.parametrize("damage", [empty, Path.unlink, drop_last_line])
+def test_nor_from_its_result(run, damage):
     damage(run.path / "metrics.jsonl")
     (run.path / "result.json").unlink()
     assert is_complete(resume(run.path))

@@ -113,7 +113,9 @@ def to_image(found: Any) -> Image.Image:
     """
     if isinstance(found, ImageFile.ImageFile):
         if found.tile and found.filename:
-            return Image.open(found.filename)
+            again = Image.open(found.filename)
+            again.seek(found.tell())  # one of several pages
+            return again
         found.load()
     if isinstance(found, Image.Image):
         return found

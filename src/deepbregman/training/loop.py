@@ -246,7 +246,8 @@ class Pretraining:
             return
         if not last:  # killed after the last save
             counts = {"epoch": self.step // self.steps_per_epoch, "step": self.step}
-            last = [counts, *self.run.metrics()][-1]
+            rows = self.run.metrics()  # perhaps without the last, if somebody removed it
+            last = next((row for row in rows if row.get("step") == self.step), counts)
         early = self.step < self.total_steps
         why = last.get("stopped", SATURATED)
         stopped = {"stopped": f"after epoch {last['epoch']}: {why}"} if early else {}
