@@ -64,6 +64,7 @@ def test_arms_stand_at_their_means_and_published_values_apart(kind, results):
     }
     if kind == "drops":  # a drop of nothing is not an arm that is missing
         assert means == {"5": (1.0, 1.25, 1.5), "200": (0.0, 0.0, 0.0)}
+        assert figure.caption.endswith("; dashed: '0' of the same series")
     else:
         assert means["5"] == (90.75, 91.25, 91.75)
         values = {p["value"] for part in layers_of(figure) for p in part if "method" in p}
@@ -252,12 +253,20 @@ def test_trials_are_counted_by_what_became_of_them(search, tmp_path):
     words = printed(screen.draw_trials(search), width=80)
     assert "best of 6 trials (3 complete, 1 pruned, 2 diverged)" in words
     assert "…" not in words  # the names of fields are whole
-    write_json(tmp_path / "trials.json", search)
-    assert read_study(tmp_path).facts["trials"] == "3 complete, 1 pruned, 2 diverged"
+    stopped = {"trial": 6, "state": "fail", "value": None, "diverged": False, "values": {}}
+    again = {**stopped, "trial": 7, "continues": 6}
+    found = {**search, "trials": [*search["trials"], stopped, again]}
+    assert "7 trials (3 complete, 1 pruned, 2 diverged, 1 fail)" in searches.count_trials(found)
+    again |= {"trial": 8, "state": "complete", "value": 91.0}
+    found["trials"].append(again)  # stopped twice, then trained to its end
+    write_json(tmp_path / "trials.json", found)
+    known = read_study(tmp_path).facts["trials"]
+    assert known == "7 trials (4 complete, 1 pruned, 2 diverged)"
 
 
 def test_slices_show_all_of_the_space_and_trials_without_a_value(search, tmp_path):
-    slices = searches.draw_search(search, "search", {FIELDS[0]: 15.0})
+    search["published"] = {FIELDS[0]: 15.0}
+    slices = searches.draw_search(search, "search")
     axes = [figure.spec["layer"][0]["encoding"]["x"]["scale"] for figure in slices]
     assert axes[0]["domain"] == [10, 20]  # 12 is the largest that came to a value
     assert axes[1]["domain"] == ["true", "false"]
@@ -272,7 +281,7 @@ def test_slices_show_all_of_the_space_and_trials_without_a_value(search, tmp_pat
     assert [point["x"] for point in pruned] == [13]
     assert [point["x"] for point in diverged] == [14, 15]
     assert [point["x"] for point in published] == [15.0]
-    searches.save_search_figure([tmp_path / "search.svg"], search, {FIELDS[0]: 15.0})
+    searches.save_search_figure([tmp_path / "search.svg"], search)
     assert "dotted: published" in (tmp_path / "search.svg").read_text()
     labels = re.findall(r">([\d.e+-]+)</text>", (tmp_path / "search.svg").read_text())
     assert {"1", "10", "1000", "100000"} <= set(labels)
@@ -280,10 +289,10 @@ def test_slices_show_all_of_the_space_and_trials_without_a_value(search, tmp_pat
     for row in search["trials"]:
         row["diverged"] = True
     search["importance"] = None
-    searches.save_search_figure([tmp_path / "none.svg"], search, {})  # nothing can be drawn
+    searches.save_search_figure([tmp_path / "none.svg"], search)  # nothing can be drawn
     assert not (tmp_path / "none.svg").exists()
     assert (
-        "6 trials by gp (3 complete, 1 pruned, 2 diverged)" in (tmp_path / "search.svg").read_text()
+        "6 trials (3 complete, 1 pruned, 2 diverged) by gp" in (tmp_path / "search.svg").read_text()
     )
 
 

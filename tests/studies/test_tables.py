@@ -307,7 +307,11 @@ def test_the_command(few_digits, tmp_path, capsys):
     words = ["study", "tables", "--data", few_digits, "--arms", "digits", "--epochs", "1"]
     words += ["--seeds", "1", "--protocols", "knn", "--out", str(out)]
     main([*words, "--set", "encoder.name=small", *TINY])
-    assert str(out / "tables.md") in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "few: in short" in printed
+    (row,) = [q for q in read(out)["quantities"] if q["variant"] == "cosine, k=20"]
+    assert re.search(rf"kNN, top-1 +│ +{row['arms']['digits']['mean']:.2f} \(n=1\)", printed)
+    assert str(out / "tables.md") in printed
     assert not (out / "runs" / "digits-few-seed0" / "checkpoints").exists()
     words.insert(words.index("knn"), "few")  # another protocol: the run is trained again
     main([*words, "--set", "encoder.name=small", *TINY])

@@ -178,6 +178,8 @@ def _draw_arms(results: Record, key: str) -> Figure | None:
     elif kind == "bars":
         chart = _draw_bars(points, printed, reference)
     else:  # what each series loses, step by step
+        first = [arm["x"] for arm in results["arms"] if arm["arm"] == found[0].get("against")]
+        caption += "".join(f"; dashed: '{x}' of the same series" for x in first)
         series, zero = list(dict.fromkeys(point["arm"] for point in points)), [{"value": 0}]
         colour, words = _encode_series(points), _TOOLTIP
         chart = draw_dots(points, "x", colour, words, unit="points", arms=series, levels=zero)

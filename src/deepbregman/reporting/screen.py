@@ -13,7 +13,7 @@ from deepbregman.runs import Record
 from deepbregman.statistics import format_difference, format_spread, format_summary
 from deepbregman.terminal import count_words
 
-from . import grid_charts, grid_tables, searches, tables
+from . import grid_charts, grid_tables, paper_tables, searches, tables
 
 METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 """Titles of metrics; any other is titled by its name."""
@@ -177,10 +177,16 @@ def draw_study_tables(results: Record) -> Group:
     return Group(*(FittingTable(table, shown) for table in (arms, *others)))
 
 
+def draw_main_quantities(results: Record) -> Group:
+    """Draw the tables in short of the study ``tables``; ``tables.md`` has the others."""
+    made = paper_tables.tabulate_quantities(results)
+    return Group(*(FittingTable(table) for table in made if "in-short" in table.key))
+
+
 def draw_trials(record: Record) -> Table:
     """Draw the best trials of a hyperparameter search and, where known, each field's importance."""
-    number, states = len(record["trials"]), searches.count_trials(record)
-    title = f"{record['recipe']} on {record['data']}: best of {number} trials ({states})"
+    trials = searches.count_trials(record)
+    title = f"{record['recipe']} on {record['data']}: best of {trials}"
     return draw_table(searches.tabulate_trials(record, "")._replace(title=title))
 
 

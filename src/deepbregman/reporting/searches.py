@@ -1,10 +1,11 @@
 """Records of searches to charts and tables, for the page and for the search's folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepbregman.runs import Record
+from deepbregman.terminal import count_words
 
 from .charts import (
     GREY,
@@ -72,41 +73,40 @@ def name_state(trial: Record) -> str:
 
 
 def count_trials(record: Record) -> str:
-    """Count the trials by their state."""
-    found = [name_state(trial) for trial in record["trials"]]
-    return ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found)) or "none"
+    """Count the trials, also by their state; one that was stopped and continued counts once."""
+    last = {}
+    for row in record["trials"]:
+        first = row.get("continues")
+        last[row["trial"] if first is None else first] = name_state(row)
+    found = list(last.values())
+    states = ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found))
+    return count_words(len(found), "trial") + f" ({states})" * bool(found)
 
 
-def draw_search(
-    record: Record, key: str, published: Mapping[str, float] | None = None
-) -> list[Figure]:
+def draw_search(record: Record, key: str) -> list[Figure]:
     """Draw the trials of a search over each field, with the best values that others published."""
-    slices = [_draw_slice(record, key, part, published or {}) for part in read_space(record)]
+    slices = [_draw_slice(record, key, part) for part in read_space(record)]
     return [figure for figure in slices if figure is not None]
 
 
-def save_search_figure(
-    paths: Sequence[Path], record: Record, published: Mapping[str, float]
-) -> None:
+def save_search_figure(paths: Sequence[Path], record: Record) -> None:
     """Write the figure of a search; see :func:`draw_search`."""
     title = f"Search: {record['recipe']} on {Path(str(record['data'])).name}"
-    trials = f"{len(record['trials'])} trials by {record['sampler']} ({count_trials(record)})"
+    trials = f"{count_trials(record)} by {record['sampler']}"
     objective = f"{record['objective']} on held-out images, %"
     notes = [f"{record['epochs']} epochs, {trials}", f"{objective}; {SLICE_CAPTION}"]
-    notes[-1] += "; dotted: published" * bool(published)
-    figures = draw_search(record, "search", published)
+    notes[-1] += "; dotted: published" * bool(record.get("published"))
+    figures = draw_search(record, "search")
     if not figures:
         return  # no trial has a value yet
     save_chart(paths, stack(figures, title, notes, columns=2))
 
 
-def _draw_slice(
-    record: Record, key: str, space: Dimension, published: Mapping[str, float]
-) -> Figure | None:
+def _draw_slice(record: Record, key: str, space: Dimension) -> Figure | None:
     """Draw the value of every completed trial over one field."""
     import altair as alt
 
-    field = space.field
+    field, published = space.field, record.get("published") or {}
     done = [row for row in list_completed_trials(record) if field in row["values"]]
     if not done:
         return None

@@ -10,7 +10,12 @@ from rich.console import Console
 from deepbregman.errors import UserError
 from deepbregman.files import check_new_folder
 from deepbregman.reporting.grid_tables import save_study_tables
-from deepbregman.reporting.screen import draw_outcome, draw_study_tables, draw_trials
+from deepbregman.reporting.screen import (
+    draw_main_quantities,
+    draw_outcome,
+    draw_study_tables,
+    draw_trials,
+)
 from deepbregman.runs import Record, now, write_csv, write_json
 from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
 from deepbregman.terminal import say
@@ -166,6 +171,7 @@ def print_result(result: StudyResult, console: Console) -> None:
     if "trials" in results:
         console.print(draw_trials(results))
     elif "quantities" in results:
+        console.print(draw_main_quantities(results))
         counts = f"{len(results['runs'])} runs, {len(results['quantities'])} quantities"
         say(console, f"{counts}\ntables: {folder / 'tables.md'}")
     elif "arms" in results:

@@ -100,6 +100,8 @@ def run_search(
         with _leave_no_folder(folder), lock(folder, "search"):
             study, plan = join_search(recipe, options, folder, url, name)
         source = source or open_images(plan)
+        if entry is not None and is_dataset(plan.definition["data"], entry.published_data):
+            plan.definition["published"] = dict(entry.published)  # trials.json has it, for reports
         protocols = (plan.definition["objective"],)
         how = EvaluationPlan("holdout", protocols, accelerator=options.accelerator)
         worker = Worker(lambda _: source, how, console)
@@ -109,11 +111,7 @@ def run_search(
         queue.retry_too_large()
         worker.say(f"search in {folder}: {queue.describe()}; evaluated on held-out training images")
         record = work(queue, worker, _format_command(options, folder, entry))
-    figures = name_figures(folder, "search")
-    published = (
-        entry.published if entry and is_dataset(record["data"], entry.published_data) else {}
-    )
-    save_search_figure(figures, record, published)
+    save_search_figure(name_figures(folder, "search"), record)
     return StudyResult(folder, record)
 
 
