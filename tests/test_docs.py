@@ -192,7 +192,7 @@ def test_the_parts_of_the_page_are_trained(tmp_path, monkeypatch):
     code, taught, logger = python_blocks("own_parts.md")
     before = torch.get_rng_state()
     short = f'{ONE_EPOCH}, "training.health_every": 0'
-    scope = run_block(code.replace('"training.epochs": 5', short))
+    scope = run_block(code.replace('"training.epochs": 10', short))
     (row,) = scope["run"].metrics()
     assert {"distance", "variance", "weight_norm", "knn"} <= row.keys()
     config = override(scope["run"].config, {"views.custom": False})
