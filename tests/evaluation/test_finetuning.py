@@ -26,7 +26,7 @@ from deepbregman.evaluation.retraining import (
     from_scratch,
     predict,
 )
-from deepbregman.method.networks import build_encoder
+from deepbregman.method.networks import Model, build_encoder
 from deepbregman.method.views import Views
 from deepbregman.training import checkpoints
 
@@ -265,6 +265,27 @@ class TestProtocols:
         monkeypatch.setattr(retraining, "finetune", noted)
         evaluate(short_run, protocols=["semi"])
         assert budgets == [(13, 60)] * 3 + [(130, 30)] * 3
+
+    def test_a_method_without_our_projection_starts_from_the_others(
+        self, short_run, few_digits, monkeypatch
+    ):
+        """As a method of the user's own may be."""
+
+        def load(*words: Any, **options: Any) -> checkpoints.Trained:
+            found = checkpoints.load_trained(*words, **options)
+            return found._replace(model=Model(found.model.encoder, nn.Sequential(), None))
+
+        monkeypatch.setattr("deepbregman.evaluation.inputs.load_trained", load)
+
+        def variants(*starts: Any) -> list[str]:
+            options = Semi(labels=(0.1,), starts=starts)
+            rows = evaluate(short_run, protocols=["semi"], data=few_digits, epochs=1, semi=options)
+            return [row["variant"] for row in rows if row["metric"] == "top1"]
+
+        assert variants("encoder", "projection") == variants("encoder")
+        assert variants("encoder") == ["10 % labels, from encoder"]
+        with pytest.raises(UserError, match=r"no network to start from \(--starts projection;"):
+            variants("projection")
 
     def test_the_rate_is_chosen_on_labels_held_out_of_the_given_ones(
         self, short_run, few_digits, monkeypatch

@@ -234,6 +234,7 @@ def supervised(evaluation: Evaluation) -> list[Record]:
 def check_semi(evaluation: Evaluation) -> None:
     """Draw every subset before the training, and say where a class gets more than its share."""
     check_training(evaluation)
+    _choose_starts(evaluation)
     for seed in evaluation.options.each_seed:
         subsets = _select_labelled(evaluation, seed)
         for subset in subsets:
@@ -250,15 +251,8 @@ def semi(evaluation: Evaluation) -> list[Record]:
     Each seed draws another share of the labels. A list of labels is the same for all seeds; then
     only the order, the crops and the classifier's first weights differ.
     """
-    known: dict[str, tuple[str, Start]] = {
-        "encoder": ("from encoder", from_encoder),
-        "projection": ("from projection layer 1", from_projection),
-        "scratch": ("supervised", from_scratch),
-    }
-    starts = dict(known[name] for name in evaluation.options.semi.starts)
+    starts = _choose_starts(evaluation)
     labelled, seeds = evaluation.labelled, []
-    if not len(labelled.model.projection):  # a method of the user's own may have none
-        del starts["from projection layer 1"]
     for seed in evaluation.options.each_seed:
         measured = []
         for split, name, epochs, rounded_up in _select_labelled(evaluation, seed):
@@ -270,6 +264,25 @@ def semi(evaluation: Evaluation) -> list[Record]:
                 measured.append(replace(one, details={**one.details, **more}))
         seeds.append(measured)
     return make_rows(seeds)
+
+
+def _choose_starts(evaluation: Evaluation) -> dict[str, Start]:
+    """Return the networks that semi starts from, by their names in rows."""
+    known: dict[str, tuple[str, Start]] = {
+        "encoder": ("from encoder", from_encoder),
+        "projection": ("from projection layer 1", from_projection),
+        "scratch": ("supervised", from_scratch),
+    }
+    if not len(evaluation.loaded.model.projection):  # a method of the user's own may have another
+        del known["projection"]
+    starts = dict(known[name] for name in evaluation.options.semi.starts if name in known)
+    if not starts:
+        given = " ".join(evaluation.options.semi.starts)
+        raise UserError(
+            f"semi has no network to start from (--starts {given}; a projection of your own is not "
+            "known here): give --starts encoder"
+        )
+    return starts
 
 
 def check_transfer(evaluation: Evaluation) -> None:
