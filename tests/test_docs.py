@@ -212,7 +212,7 @@ def fake_evaluation() -> SimpleNamespace:
 
     def split(features: list[list[float]], labels: list[int]) -> SimpleNamespace:
         found = SimpleNamespace(representation=torch.tensor(features))
-        return SimpleNamespace(features=found, labels=torch.tensor(labels), num_replaced=0)
+        return SimpleNamespace(features=found, labels=torch.tensor(labels))
 
     train = split([[3.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.2, 5.0]], [0, 0, 1, 1])
     test = split([[9.0, 1.0], [0.1, 0.0], [0.0, 0.1], [1.0, 0.5]], [0, 0, 1, 1])

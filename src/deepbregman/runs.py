@@ -83,7 +83,7 @@ _PROVENANCE = {**_START, "resumed": [_START], "enough_epochs": int}
 _EVALUATION = {
     **dict.fromkeys(("protocol", "variant", "data", "metric", "split", "device", "finished"), str),
     **dict.fromkeys(("value", "deviation", "epoch", "seconds"), float),
-    **dict.fromkeys(("n", "seed", "epochs", "num_train", "num_test", "num_replaced"), int),
+    **dict.fromkeys(("n", "seed", "epochs", "num_train", "num_test"), int),
     "values": [float],
     "details": {},
     "chosen": [{}],

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from deepbregman.data.folders import Listing, list_folder
 from deepbregman.evaluation.detection.average_precision import METRICS as AP
-from deepbregman.evaluation.features import SplitFeatures
 from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.protocols import PROTOCOLS, Protocol
 from deepbregman.reporting.screen import (
@@ -293,13 +292,6 @@ def test_no_two_training_images_of_a_class(evaluate, run, photos, tmp_path):
         assert code == 2
         assert "no two of a class" in err
     assert "evaluations" not in (run / "result.json").read_text()
-
-
-def test_images_that_stood_in_for_others_are_said(evaluate, monkeypatch):
-    monkeypatch.setattr(SplitFeatures, "num_replaced", 2)
-    code, out, _ = evaluate("--protocol", "knn")
-    assert code == 0
-    assert "warning: 4 unreadable images" in out
 
 
 def test_a_folder_that_cannot_be_written_to_is_judged_and_not_recorded(

@@ -1,9 +1,11 @@
 """The monitor between epochs: what it asks, and what it says of networks that have diverged."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from deepbregman.config import Config, load_recipe, override
+from deepbregman.config import load_recipe, override
 from deepbregman.data import ArrayImages, Batches, Images, Split, open_source
 from deepbregman.data.opening import batch_images, split_for_monitor
 from deepbregman.errors import UserError
@@ -49,9 +51,9 @@ def test_large_images_make_a_smaller_bank(short_config, monkeypatch):
     """A bank of 20,000 photographs would take 12 GB of the device's memory."""
     sizes = []
 
-    def note(images: Images, config: Config, device: torch.device) -> Batches:
+    def note(images: Images, *rest: Any, **options: Any) -> Batches:
         sizes.append(len(images))
-        return batch_images(images, config, device)
+        return batch_images(images, *rest, **options)
 
     monkeypatch.setattr(knn, "batch_images", note)
     monkeypatch.setattr(knn, "MONITOR_BYTES", 100 * 3 * 16**2 + 5)
@@ -66,7 +68,11 @@ def test_the_monitor_of_photographs_fits_beside_the_training(monkeypatch):
     images = ArrayImages(torch.zeros(60_000, 3, 1, 1, dtype=torch.uint8))
     train = Split(images, torch.arange(60_000) % 1000)
     sizes = []
-    monkeypatch.setattr(knn, "batch_images", lambda images, *rest: sizes.append(len(images)))
+
+    def note(images: Images, *rest: object, may_replace: bool) -> None:
+        sizes.append(len(images))
+
+    monkeypatch.setattr(knn, "batch_images", note)
     build_knn_monitor(train, load_recipe("paper-imagenet"), CPU)
     assert min(sizes) >= 1000  # one of each class
     assert sum(sizes) * 3 * 448**2 < 6e9

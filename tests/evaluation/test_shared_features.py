@@ -91,7 +91,19 @@ def test_several_devices_find_what_one_finds(devices, resident, kind, files, mod
     assert progress[-1] == (COUNT, COUNT)
     assert [at[0] for at in progress] == sorted(at[0] for at in progress)
     assert len(progress) == 3
-    assert together.num_replaced == 0
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_nothing_stands_in_for_an_image_that_was_damaged_later(
+    devices, files, model, config, tmp_path
+):
+    """Unreadable images are left out when a dataset is opened, and never replaced."""
+    damaged = tmp_path / "damaged.png"
+    damaged.write_bytes(files.paths[0].read_bytes()[:60])
+    images = replace(files, paths=(*files.paths[1:], damaged))
+    skipping = override(config, {"data.skip_unreadable": True})
+    with pytest.raises(UnreadableImage, match="damaged"):
+        _ = seen_by(devices, images, model, skipping).features
 
 
 @pytest.mark.gpu

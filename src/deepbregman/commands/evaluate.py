@@ -128,13 +128,6 @@ def show(rows: list[Record], console: Console) -> None:
     console.print(draw_evaluation_tables(rows, f"on {rows[0]['data']}"))
     if words := describe_references(rows):
         say(console, words)
-    replaced = max(row["num_replaced"] for row in rows)
-    if replaced:
-        say(
-            console,
-            f"warning: {replaced} unreadable images were replaced by others in training or tests; "
-            "remove them for exact numbers",
-        )
     if rows[0]["epoch"] < rows[0]["epochs"]:
         words = f"after {rows[0]['epoch']:.4g} of {rows[0]['epochs']} epochs"
         say(console, f"warning: this run is not finished; it was evaluated {words}")

@@ -47,8 +47,21 @@ def open_data(
     )
 
 
-def batch_images(images: Images, config: Config, device: torch.device, sharing: int = 1) -> Batches:
-    """Bring images to a device; ``sharing`` devices of this process share its CPUs."""
+def batch_images(
+    images: Images,
+    config: Config,
+    device: torch.device,
+    *,
+    sharing: int = 1,
+    may_replace: bool = False,
+) -> Batches:
+    """Bring images to a device.
+
+    Args:
+        sharing: devices of this process that share its CPUs.
+        may_replace: with ``data.skip_unreadable``, another image may take the place of one that
+            cannot be decoded; not of one that is judged, or shown by its name.
+    """
     workers = config.data.workers
     return open_batches(
         images,
@@ -56,7 +69,7 @@ def batch_images(images: Images, config: Config, device: torch.device, sharing: 
         resident=config.data.resident,
         num_workers=min(workers, max(1, count_cpus() // sharing)) if sharing > 1 else workers,
         local_processes=find_process().local_processes,
-        skip_unreadable=config.data.skip_unreadable,
+        skip_unreadable=may_replace and config.data.skip_unreadable,
     )
 
 

@@ -348,9 +348,9 @@ def cluster_images(
         sizes = torch.bincount(best, minlength=count).tolist()
         partitions[method] = Partition(best, tuple(sizes), objectives)
         if gallery.labels is not None:
-            truth, replaced = gallery.labels.cpu(), gallery.num_replaced
+            truth = gallery.labels.cpu()
             for of_seed, (found, _) in zip(measured, runs, strict=True):
-                of_seed.append(_measure(METHODS[method], split, truth, found, count, replaced))
+                of_seed.append(_measure(METHODS[method], split, truth, found, count))
     rows = make_rows(measured)
     if out is None:
         return Clustering(gallery.names, partitions, rows)
@@ -416,15 +416,13 @@ def cluster(evaluation: Evaluation) -> list[Record]:
         of_seed = []
         for method, variant in methods.items():
             found, _ = _cluster_once(method, test.features, count, smoothing, seed)
-            of_seed.append(_measure(variant, "test", truth, found, count, test.num_replaced))
+            of_seed.append(_measure(variant, "test", truth, found, count))
         measured.append(of_seed)
         evaluation.progress("clusters", done, len(seeds))
     return make_rows(measured)
 
 
-def _measure(
-    variant: str, split: str, labels: Tensor, found: Tensor, count: int, replaced: int
-) -> Measurement:
+def _measure(variant: str, split: str, labels: Tensor, found: Tensor, count: int) -> Measurement:
     """Measure how well clusters agree with classes."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
@@ -432,7 +430,7 @@ def _measure(
     values = {name: 100.0 * float(metric(labels, found)) for name, metric in metrics.items()}
     name = variant + ("" if split == "all" else f", {split} split")
     details = {"split": split, "clusters": count}
-    return Measurement(name, values, 0, len(found), replaced, details)
+    return Measurement(name, values, 0, len(found), details)
 
 
 def rank_members(

@@ -132,7 +132,7 @@ class SplitFeatures:
             return Features(found["representation"], found.get("scores"), found["embedding"])
         size = self.config.data.image_size
         features = compute_features(self.model, self.shared, size, self.progress).require_finite()
-        if cache is not None and not self.num_replaced:
+        if cache is not None:
             parts = features._asdict().items()
             cache.write(images, {name: part for name, part in parts if part is not None})
         return features
@@ -141,14 +141,6 @@ class SplitFeatures:
     def feature_bank(self) -> FeatureBank:
         """All images as a bank that others are compared by."""
         return FeatureBank.gather(self.features.representation)
-
-    @property
-    def num_replaced(self) -> int:
-        """How many unreadable images have been replaced by others so far."""
-        known = vars(self)
-        alone = len(self.batches.skipped) if "batches" in known else 0
-        shared = known.get("shared")
-        return max(alone, shared.num_skipped if isinstance(shared, SharedBatches) else 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,8 +173,7 @@ class LabelledFeatures:
     @cached_property
     def pixel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and deviation of the training images' channels, for what is trained from scratch."""
-        skip = self.config.data.skip_unreadable
-        return channel_statistics(self.source.train.images, skip_unreadable=skip)
+        return channel_statistics(self.source.train.images)
 
     @cached_property
     def num_classes(self) -> int:
@@ -190,10 +181,9 @@ class LabelledFeatures:
         return 1 + int(max(self.train.labels.max(), self.test.labels.max()))
 
     @property
-    def counts(self) -> tuple[int, int, int]:
-        """The numbers of training images, test images, and unreadable images replaced so far."""
-        replaced = self.train.num_replaced + self.test.num_replaced
-        return len(self.train.labels), len(self.test.labels), replaced
+    def counts(self) -> tuple[int, int]:
+        """The numbers of training and test images."""
+        return len(self.train.labels), len(self.test.labels)
 
     def measure(self, predicted: Tensor, logits: Tensor | None = None) -> dict[str, float]:
         """Compare predictions for the test split with its labels, in per cent."""

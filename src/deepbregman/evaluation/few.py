@@ -162,8 +162,7 @@ def _average(
 ) -> list[Measurement]:
     words = f"{count} label{'s' * (count > 1)} per class"
     num_classes = len(torch.unique(labelled.train.labels))
-    _, num_test, replaced = labelled.counts
-    counts, details = (count * num_classes, num_test, replaced), {"draws": len(found)}
+    counts, details = (count * num_classes, len(labelled.test.labels)), {"draws": len(found)}
     measured = []
     for name, first in found[0].items():
         values = {metric: fmean(draw[name][metric] for draw in found) for metric in first}

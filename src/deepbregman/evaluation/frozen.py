@@ -89,11 +89,6 @@ class SharedBatches:
             batches = batch_images(part, config, device, sharing=len(used))
             self.shares.append(DeviceShare(batches, device, numbers))
 
-    @property
-    def num_skipped(self) -> int:
-        """How many unreadable images have been replaced by others so far."""
-        return sum(len(share.batches.skipped) for share in self.shares)
-
 
 def map_batches(
     model: Model,

@@ -145,11 +145,6 @@ class Gallery:
         )
 
     @property
-    def num_replaced(self) -> int:
-        """How many unreadable images have been replaced by others."""
-        return sum(part.num_replaced for part in self.parts.values())
-
-    @property
     def starts(self) -> dict[str, int]:
         """Position of the first image of each split."""
         ends = accumulate(len(part.split) for part in self.parts.values())

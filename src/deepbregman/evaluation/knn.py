@@ -252,8 +252,7 @@ def _measure_votes(
         settings = {"k": k, "temperature": temperature}
         values = labelled.measure(predicted)
         variant, kept = f"{name}, k={k}", pack(predicted)
-        counts = labelled.counts
-        measured.append(Measurement(variant, values, *counts, settings, predicted=kept))
+        measured.append(Measurement(variant, values, *labelled.counts, settings, predicted=kept))
     return measured
 
 
@@ -279,7 +278,8 @@ def build_knn_monitor(train: Split, config: Config, device: torch.device) -> "Mo
         if len(split) > largest:
             _, kept = stratified_split(split.labels, len(split), largest / len(split), config.seed)
             split = split.select(kept)
-        sides.append((batch_images(split.images, config, device), split.known_labels.to(device)))
+        batches = batch_images(split.images, config, device, may_replace=True)
+        sides.append((batches, split.known_labels.to(device)))
     (bank_batches, bank_labels), (query_batches, query_labels) = sides
     neighbours = min(MONITOR_NEIGHBOURS, len(bank_labels))
 

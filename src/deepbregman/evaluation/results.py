@@ -16,7 +16,6 @@ A row is one number: of a protocol, a variant of it, a source and a metric.
 ``num_test``        test images, used once
 ``data_changed``    whether the run's own images have changed since pretraining; None for other
                     data, or where it is not known
-``num_replaced``    unreadable images among them that others replaced
 ``details``         the settings of the variant: its budget and grids
 ``chosen``          what each seed chose on held-out training images
 ``chance``          of ``knn`` and ``linear``: always answering with the most frequent class
@@ -96,7 +95,6 @@ class Measurement:
     """Metric -> per cent."""
     num_train: int
     num_test: int
-    num_replaced: int = 0
     details: Record = field(default_factory=dict)
     chosen: Record = field(default_factory=dict)
     predicted: str = ""
@@ -123,7 +121,6 @@ def make_rows(seeds: Sequence[Sequence[Measurement]]) -> list[Record]:
                     "n": summary["n"],
                     "num_train": first.num_train,
                     "num_test": first.num_test,
-                    "num_replaced": max(one.num_replaced for one in repeated),
                     "details": first.details,
                     "chosen": [one.chosen for one in repeated],
                     # Once for a variant; the evaluation moves it to a file of its own.

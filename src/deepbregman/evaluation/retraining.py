@@ -428,10 +428,8 @@ def _train_and_test(
     }
     predicted = logits.argmax(dim=1)
     values = labelled.measure(predicted, logits)
-    replaced = train.num_replaced + labelled.test.num_replaced
     num_test = len(labelled.test.labels)
-    packed = pack(predicted)
-    return Measurement(variant, values, count, num_test, replaced, details, chosen, packed)
+    return Measurement(variant, values, count, num_test, details, chosen, pack(predicted))
 
 
 def draw_labelled(source: Source, share: float, seed: int) -> Tensor:

@@ -263,7 +263,7 @@ def measure_retrieval(
         found = rank(k=k, smoothing=smoothing, seed=seed, progress=report)
         mean, precision, num_queries = found
         values = {"mAP": 100.0 * mean, f"precision@{k}": 100.0 * precision}
-        counts = len(bank.labels), len(queries.labels), bank.num_replaced + queries.num_replaced
+        counts = len(bank.labels), len(queries.labels)
         details = {"num_queries": num_queries}
         measured.append(Measurement(VARIANTS[measure], values, *counts, details))
     return measured

@@ -115,7 +115,7 @@ class Pretraining:
         start = find_weights(config) if found is None else None
         self.start_record: Record = {}
         self.data_fingerprint = fingerprint(images)
-        self.batches = batch_images(images, config, fabric.device)
+        self.batches = batch_images(images, config, fabric.device, may_replace=True)
         pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
         self.step_module: Step = build_step(
             config,
