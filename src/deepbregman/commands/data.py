@@ -45,7 +45,7 @@ def check(
     The exit code is 0 for a complete dataset and 2 otherwise. The command compares the numbers of
     images and classes with the published ones, and the checksums of CIFAR, STL-10 and of archives
     in the root. It verifies every checksum of an .npz file. It decodes every image of a folder and
-    names those that cannot be read, which pretraining can leave out.
+    names those that cannot be read; pretraining can leave them out, so they are no error.
 
     Args:
         name: Name of a dataset, a folder of images, or an .npz file.

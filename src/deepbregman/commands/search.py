@@ -94,9 +94,8 @@ def search(
     opened = Run.open(run)
     words = [str(query) for query in queries]
     listing = None if source is not None else list_images(opened.config, data)
-    if listing is not None:
-        for query in find_unknown_names(words, listing):
-            raise refuse_query(query, data or opened.config.data.source)
+    if listing is not None and (unknown := find_unknown_names(words, listing)):
+        raise refuse_query(unknown[0], data or opened.config.data.source)
     key, answers = None, None
     if listing is not None and encoder is None:
         options = {"split": split, "seed": seed, "accelerator": accelerator}
