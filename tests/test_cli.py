@@ -730,6 +730,8 @@ def test_until_work_is_reported_a_bar_says_that_the_program_loads():
         ("paper --optimiser.momentum 0.8", "optimiser.name is 'adam'"),
         ("simclr --optimiser.convolution-rate 0.1", "optimiser.name is 'sgd'"),
         ("simclr --optimiser.step-factor 0.5", "optimiser.schedule is 'cosine'"),
+        ("simclr --views.blur-sigma 0.1 1.0", "views.blur is 0"),
+        ("best --weak-views.jitter 0.8 0.8 0.8 0.2", "weak_views.jitter_probability is 0"),
         ("best --optimiser.momentum 0.8", ""),
         ("paper --divergence.sigma 3", ""),
         ("best", ""),

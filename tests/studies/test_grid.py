@@ -414,7 +414,7 @@ def test_a_study_that_began_with_the_older_name_of_a_field_goes_on(few_digits, o
     [
         (["--epochs", "3"], r"training\.epochs is 1 there, 3 here"),
         (["--recipe", "best"], r"encoder\.name is 'small' there, 'resnet18' here"),
-        (["--set", "divergence.sigma=9"], r"divergence\.sigma is 1\.5 there, 9 here"),
+        (["--set", "divergence.sigma=9"], r"divergence\.sigma is 1\.5 there, 9\.0 here"),
         (["--evaluate-on", "holdout"], r"--evaluate-on is 'holdout' here and 'test' in the folder"),
         (["--values", "5"], r"--values is \[5\] here and \[\] in the folder"),
     ],

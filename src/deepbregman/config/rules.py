@@ -194,6 +194,11 @@ class Section:
                 raise UserError(f"{where} is {abbreviate(value)}: {words}")
             object.__setattr__(self, name, make_floats(value, hint))
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """Fields that training does not use with these settings, and why."""
+        return {}
+
 
 Count = Annotated[int, Range(low=1)]
 Whole = Annotated[int, Range(low=0)]

@@ -97,6 +97,16 @@ class ViewSettings(Section, table="views"):
                     f"{self.num_views}: give one probability, or one for each view"
                 )
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """Fields that training does not use with these settings, and why."""
+        found = {}
+        if self.jitter_probability == 0.0:
+            found["jitter"] = f"{self.table}.jitter_probability is 0"
+        if not (any(self.blur) if isinstance(self.blur, tuple) else self.blur):
+            found["blur_sigma"] = f"{self.table}.blur is 0"
+        return found
+
     def side(self, image_size: int) -> int:
         """Return the side of a view in pixels."""
         return int(self.relative_size * image_size + 0.5)
@@ -526,11 +536,8 @@ class Config:
     @property
     def idle(self) -> dict[str, str]:
         """Fields that training does not use with these settings, by dotted name, and why."""
-        found = {
-            f"{section.table}.{name}": why
-            for section in (self.divergence, self.optimiser)
-            for name, why in section.idle.items()
-        }
+        sections = [section for name in SECTIONS if (section := getattr(self, name)) is not None]
+        found = {f"{s.table}.{name}": why for s in sections for name, why in s.idle.items()}
         if self.divergence.is_on and not self.has_targets:
             found["divergence.centring"] = f"the method {self.objective.name} has no teacher"
         if not self.divergence.is_on:
