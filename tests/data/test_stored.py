@@ -187,6 +187,15 @@ class TestTar:
         assert source.test is None
         assert source.train.names[1] == "all.tar/0001.png"
 
+    def test_shards_of_one_name_in_two_folders(self, tmp_path):
+        for name in ("train", "test"):
+            (tmp_path / name).mkdir()
+            write_tar(tmp_path / name / "0.tar", samples(range(1, 3)))
+        source = open_source(str(tmp_path), image_size=8)
+        assert source.test is not None
+        names = [f"{folder}/0.tar/000{i}.png" for folder in ("train", "test") for i in (1, 2)]
+        assert [*source.train.names, *source.test.names] == names
+
     def test_classes_may_be_words_and_a_fifth_is_the_test_split(self, tmp_path):
         members = {}
         for index in range(20):

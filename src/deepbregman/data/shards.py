@@ -123,10 +123,18 @@ def index_shards(path: Path) -> StoredData:
     texts = [None if index.labels is None else _to_labels(index.labels) for index in found.values()]
     labels, classes = number_labels(texts)
     splits = [
-        StoredSplit(TarStore(groups[name], index), numbers, tuple(index.names))
+        StoredSplit(TarStore(groups[name], index), numbers, _name_images(path, groups[name], index))
         for (name, index), numbers in zip(found.items(), labels, strict=True)
     ]
     return StoredData(path.resolve().stem, splits[0], splits[1] if splits[1:] else None, classes)
+
+
+def _name_images(path: Path, shards: Sequence[Path], index: Index) -> tuple[str, ...]:
+    """Name each image by its shard, with the shard's folder if that is not the dataset's."""
+    root = path if path.is_dir() else path.parent
+    folders = ["" if shard.parent == root else f"{shard.parent.name}/" for shard in shards]
+    pairs = zip(index.shards.tolist(), index.names, strict=True)
+    return tuple(f"{folders[shard]}{name}" for shard, name in pairs)
 
 
 def _to_labels(texts: Sequence[str]) -> list[str | int]:
