@@ -1,4 +1,4 @@
-"""Tables as CSV and LaTeX, read back by what reads them."""
+"""Tables as CSV, LaTeX and Markdown, read back by what reads them."""
 
 import csv
 import io
@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepbregman.reporting.tables import Cell, Row, Table, escape_latex, to_csv, to_latex
+from deepbregman.reporting.tables import (
+    Cell,
+    Row,
+    Table,
+    escape_latex,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from deepbregman.statistics import Summary
 
 
@@ -41,6 +49,14 @@ def test_latex():
     assert lines[published - 1] == r"\midrule"
     rules = [line for line in lines if line.endswith("rule")]
     assert rules == [r"\toprule", r"\midrule", r"\midrule", r"\bottomrule"]
+
+
+def test_remarks_stand_after_the_name():
+    """A mean over runs of which some diverged must not look like the others."""
+    rows = (Row("5", (Cell(text="90"), Cell()), marks=("2 diverged", "supervised")),)
+    table = TABLE._replace(rows=rows)
+    assert r"5 (2 diverged) (supervised) & 90 &  \\" in to_latex(table)
+    assert "| 5 (2 diverged) (supervised) | 90 |  |" in to_markdown(table)
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=30))

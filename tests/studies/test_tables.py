@@ -306,15 +306,17 @@ def test_the_command(few_digits, tmp_path, capsys):
     out = tmp_path / "tables"
     words = ["study", "tables", "--data", few_digits, "--arms", "digits", "--epochs", "1"]
     words += ["--seeds", "1", "--protocols", "knn", "--out", str(out)]
-    main([*words, "--set", "encoder.name=small", *TINY])
+    settings = ["--set", "encoder.name=small", *TINY, "optimiser.warmup_epochs=1.0"]
+    main([*words, *settings])
     printed = capsys.readouterr().out
+    assert printed.count("warning: optimiser.warmup_epochs is 1 and training.epochs 1") == 1
     assert "few: in short" in printed
     (row,) = [q for q in read(out)["quantities"] if q["variant"] == "cosine, k=20"]
     assert re.search(rf"kNN, top-1 +│ +{row['arms']['digits']['mean']:.2f} \(n=1\)", printed)
     assert str(out / "tables.md") in printed
     assert not (out / "runs" / "digits-few-seed0" / "checkpoints").exists()
     words.insert(words.index("knn"), "few")  # another protocol: the run is trained again
-    main([*words, "--set", "encoder.name=small", *TINY])
+    main([*words, *settings])
     assert {quantity["protocol"] for quantity in read(out)["quantities"]} == {"knn", "few"}
     assert len(Run.open(out / "runs" / "digits-few-seed0").metrics()) == 1
     # Runs of another machine are copied here: they are in the tables, also of another arm.

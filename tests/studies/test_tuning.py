@@ -123,7 +123,9 @@ def test_end_to_end_without_the_test_images(command, few_digits, out, explosive,
     assert f"{best['value']:.2f} % on held-out training images" in header
     assert (out / "search.png").stat().st_size > 5_000
     assert (out / "search.svg").is_file()
-    assert f"best:   {out / 'best.toml'}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"best:   {out / 'best.toml'}" in printed
+    assert printed.count("warning: optimiser.warmup_epochs is 5 and training.epochs 1") == 1
     if command == "study":  # again, as the message on Ctrl-C says: there is nothing left to do
         main(["study", "sigma-lambda", "--out", str(out)])
         assert trials(out) == rows
