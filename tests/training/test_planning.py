@@ -96,6 +96,16 @@ def test_a_slow_cpu_gets_a_small_encoder_and_ends_in_time():
 
 
 @pytest.mark.parametrize(
+    "given", [{"encoder.stem": "standard"}, {"encoder.weights": "torchvision:DEFAULT"}]
+)
+def test_but_not_where_what_is_given_suits_a_resnet_only(given):
+    found = plan(speed=0.01, given=given)
+    assert found.config.encoder.name == "resnet18"
+    (why,) = (choice.why for choice in found.choices if choice.field == "encoder.name")
+    assert "too long" not in why
+
+
+@pytest.mark.parametrize(
     ("speed", "given", "batch", "share"),
     [
         (0.1, {}, 32, 0.496),  # 16,200 images in all: 8 epochs of 62 steps of 32

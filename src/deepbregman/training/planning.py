@@ -110,6 +110,9 @@ def make_plan(
     fewest, most = _EPOCHS
     enough = min(most, max(fewest, _IMAGES_SEEN // facts.num_images))
     wanted = given.get("training.epochs", enough)
+    # On a GPU the first encoder is fast enough; weights and a stem are those of a ResNet.
+    start, is_fixed = config.encoder, facts.on_gpu or "encoder.name" in given
+    is_fixed |= start.stem != "auto" or start.weights not in ("auto", "random")
     too_slow: list[str] = []
     for name in _ENCODERS:
         tried = plan.config
@@ -119,7 +122,7 @@ def make_plan(
         tried, seconds = _lengthen(tried, facts, given, wanted, seconds)
         steps = count_steps(tried, facts.num_images)
         length = _choose_epochs(facts, wanted, seconds * steps)
-        if facts.on_gpu or "encoder.name" in given or length.value >= 0.5 * wanted:
+        if is_fixed or length.value >= 0.5 * wanted:
             break
         too_slow.append(name)
     if length.value < wanted and not facts.on_gpu:
