@@ -279,6 +279,7 @@ def test_supervised_arms_say_so(make_study, tmp_path):
     first, second = make_study("a"), make_study("b", data="digits")
     results = json.loads((first / "results.json").read_text())
     results["study"]["arms"][2]["supervised"] = True
+    results["arms"][1]["metrics"]["linear, cached features"]["n"] = 2
     names = [f"Deep Divergence, moment, contrastive (supervised) {n}" for n in range(5)]
     points = [{**results["arms"][2], "arm": f"d{n}", "series": n} for n in names]
     (first / "results.json").write_text(
@@ -287,6 +288,7 @@ def test_supervised_arms_say_so(make_study, tmp_path):
     written = report([first, second], tmp_path / "out")
     page = Page(written.page)
     assert "n = 3, supervised" in page.words
+    assert "91.25 ± 0.50 n = 2 85.2" in page.words  # fewer seeds than others
     assert "How many subnetworks? (b)" in page.words  # two of one question are told apart
     svg = (folder_of(written) / "figures" / "a-arms.svg").read_text()
     for name in names:
