@@ -402,6 +402,17 @@ def test_a_label_may_name_a_file_as_seen_from_here(command, run, photos, tmp_pat
     }
 
 
+def test_a_folder_is_listed_once(run, photos, tmp_path, monkeypatch):
+    """The first of its sub-folders is looked at before, to tell a folder of images from shards."""
+    for name in ("one", "two"):
+        shutil.copytree(photos, tmp_path / "all" / name)
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda at: [listed.append(Path(at)), scandir(at)][1])
+    labels = {f"two/{name}": name.partition("-")[0] for name in FEW}
+    deepbregman.label(run, labels, data=str(tmp_path / "all"), suggest=0)
+    assert listed.count(tmp_path / "all" / "two") == 1
+
+
 def test_new_photos_need_not_be_a_folder(command, run, tmp_path):
     random = np.random.default_rng(1)
     pixels = random.integers(0, 90, (6, 10, 10, 3), dtype=np.uint8)
