@@ -234,6 +234,14 @@ def test_one_label_for_all_is_no_success(command, run, tmp_path):
     assert "add --balanced" in said
 
 
+def test_new_photos_may_all_be_of_one_class(run, photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "new", ignore=shutil.ignore_patterns("blue-*"))
+    few = write_table(tmp_path / "few.csv", *FEW)
+    found = deepbregman.label(run, few, data=str(tmp_path / "new"))
+    assert set(found.labels) == {"red"}
+    assert not list(_find_surprises(found))
+
+
 def test_a_classifier_that_guesses_is_no_success(run, tmp_path):
     found = deepbregman.label(run, write_table(tmp_path / "few.csv", *FEW))
     assert not list(_find_surprises(found))

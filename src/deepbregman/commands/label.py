@@ -371,7 +371,7 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
         else (chosen.accuracy, found.expected, guess.accuracy)
     )
     reached = min(reached, expected.value)  # the best of several looks better than it is
-    if len(predicted) == 1:
+    if len(predicted) == 1 and found.data is None:  # new photos may all be of one class
         yield (
             f"all other images get the label {predicted.pop()}: the classifier finds no other "
             f"class; {others}label more images of the others"
