@@ -389,8 +389,9 @@ def test_a_label_of_the_run_may_name_a_whole_path(run, photos, tmp_path):
 
 
 def test_a_label_may_name_a_file_as_seen_from_here(command, run, photos, tmp_path, monkeypatch):
-    """From the folder of the command: in the data, in the run's folder, or elsewhere."""
+    """From the folder of the command, or from the user's own: in the data or elsewhere."""
     monkeypatch.chdir(photos.parent)
+    monkeypatch.setenv("HOME", str(tmp_path))
     new = tmp_path / "new"
     new.mkdir()
     for index in (8, 9):
@@ -399,11 +400,13 @@ def test_a_label_may_name_a_file_as_seen_from_here(command, run, photos, tmp_pat
     seen = [f"photos/{name}" for name in FEW]
     labels = {name: name.partition("/")[2].partition("-")[0] for name in seen}
     labels[os.path.relpath(tmp_path / "stranger.png")] = "red"
+    Image.new("RGB", (10, 10), (190, 40, 40)).save(tmp_path / "guest.png")
+    labels["~/guest.png"] = "red"
     found = deepbregman.label(run, labels, suggest=0)
-    assert (found.num_examples, int(found.given.sum())) == (len(FEW) + 1, len(FEW))
+    assert (found.num_examples, int(found.given.sum())) == (len(FEW) + 2, len(FEW))
     labels[os.path.relpath(new / "8.png")] = "red"
     found = deepbregman.label(run, labels, data=str(new), suggest=0)
-    assert found.num_examples == len(FEW) + 2
+    assert found.num_examples == len(FEW) + 3
     assert dict(zip(found.names, found.given.tolist(), strict=True)) == {
         "8.png": True,
         "9.png": False,

@@ -146,7 +146,7 @@ def test_one_network_of_a_file_with_several_is_chosen_by_its_name(classifier, tm
 
     def begin(weights: object) -> tuple[int, str]:
         code, _, err = command(
-            *("pretrain", "simclr", "--data", "digits", "--data.image-size", 96),
+            *("pretrain", "simclr", "--data", "digits", "--encoder.stem", "standard"),
             *("--training.epochs", 0, "--encoder.weights", weights, "--run", tmp_path / "run"),
         )
         return code, " ".join(err.split())

@@ -184,7 +184,7 @@ def match_images(
     unknown = []
     ordered = sorted(given, key=lambda item: Path(item.image))  # as a folder lists its images
     for image, label, is_file, is_suggested in ordered:
-        path = Path(image)
+        path = Path(os.path.expanduser(image))
         index = None if is_file else finder.find(image)
         if index is None and (is_file or path.is_file()):
             index = finder.find_copy(path)
