@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": FOUNDATION | {"method", "objectives", "data", "training"},
     "reporting": FOUNDATION,
     "exporting": FOUNDATION | {"method", "objectives", "data", "training"},
-    "commands/parameters": {"errors", "config", "files", "runs", "data", "evaluation"},
+    "commands/parameters": {"errors", "config", "files", "runs", "terminal", "data", "evaluation"},
     "commands/pretrain_options": {"errors", "config", "runs", "terminal", "data"},
     # The main job: studies train their arms by it.
     "commands/job": FOUNDATION

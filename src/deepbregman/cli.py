@@ -108,7 +108,7 @@ def _run_verb(verb: str, words: list[str]) -> None:
         prog=program,
         description="",
         console_outputs=is_first_of_machine(),
-        registry=OPTIONS,
+        registry=TYRO_RULES,
     )
 
 
@@ -202,7 +202,7 @@ def _make_rules() -> ConstructorRegistry:
     return rules
 
 
-OPTIONS = _make_rules()
+TYRO_RULES = _make_rules()
 
 
 # Overviews

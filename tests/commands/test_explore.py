@@ -88,9 +88,9 @@ def test_the_map_is_made_once(short_run, few_digits, tmp_path, monkeypatch):
     made: list[int] = []
     place = exploring.place_on_map
 
-    def count(representation: Tensor, nearest: exploring.Ranked, seed: int) -> object:
+    def count(representation: Tensor, nearest: exploring.Ranked, method: str, seed: int) -> object:
         made.append(seed)
-        return place(representation, nearest, seed)
+        return place(representation, nearest, method, seed)
 
     monkeypatch.setattr(exploring, "place_on_map", count)
 

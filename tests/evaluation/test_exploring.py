@@ -10,6 +10,7 @@ from deepbregman.evaluation import exploring
 from deepbregman.evaluation.clustering import rank_members
 from deepbregman.evaluation.exploring import (
     Ranked,
+    choose_map,
     find_winners,
     place_on_map,
     rank_all,
@@ -61,8 +62,9 @@ def test_every_image_has_a_place(count):
     points = draw(count, 5)
     points[: count // 2] += 8.0
     nearest = rank_all("cosine", Features(points, None), 0.0, 0)
-    found, method = place_on_map(points, nearest, 0)
+    method = choose_map(count)
     assert method == ("t-SNE" if count == 40 else "principal components")
+    found = place_on_map(points, nearest, method, 0)
     assert found.shape == (count, 2)
     assert np.isfinite(found).all()
     assert found.min() == 0.0
@@ -74,7 +76,7 @@ def test_every_image_has_a_place(count):
 
 def test_images_that_are_all_the_same_have_places_too():
     nearest = Ranked(np.zeros((5, 1), np.int32), np.ones((5, 1), np.float32))
-    found, _ = place_on_map(torch.ones(5, 3), nearest, 0)
+    found = place_on_map(torch.ones(5, 3), nearest, choose_map(5), 0)
     assert found == pytest.approx(np.zeros((5, 2)), abs=1e-6)
 
 
@@ -84,10 +86,10 @@ def test_umap_tells_groups_apart():
     points = draw(120, 8)
     points[:60] += 3.0
     nearest = rank_all("cosine", Features(points, None), 0.0, 0)
-    found, method = place_on_map(points, nearest, 0)
-    assert method == "UMAP"
+    assert choose_map(120) == "UMAP"
+    found = place_on_map(points, nearest, "UMAP", 0)
     assert np.linalg.norm(found[:60].mean(axis=0) - found[60:].mean(axis=0)) > 0.3
-    again, _ = place_on_map(points, nearest, 0)
+    again = place_on_map(points, nearest, "UMAP", 0)
     assert np.array_equal(found, again)
 
 

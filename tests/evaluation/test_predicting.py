@@ -98,11 +98,13 @@ def test_a_few_right_answers_are_not_certain():
 def test_the_best_of_many_guessers_is_expected_to_guess():
     """Twenty coins: the best is right far more often than half, but only by chance."""
     generator = torch.Generator().manual_seed(0)
-    raw, corrected = [], []
+    raw, corrected, equal = [], [], torch.ones(40).double()
     for seed in range(20):
         correct = torch.rand(20, 40, generator=generator) < 0.5
         raw.append(correct.double().mean(dim=1).max().item())
-        corrected.append(expect_accuracy(correct, torch.zeros(20, 40), seed))
+        corrected.append(
+            expect_accuracy(correct, torch.zeros(20, 40), seed, choosing=equal, counted=equal)
+        )
     assert sum(raw) / 20 > 0.62
     assert sum(corrected) / 20 == pytest.approx(0.5, abs=0.04)
 
@@ -110,7 +112,9 @@ def test_the_best_of_many_guessers_is_expected_to_guess():
 def test_one_classifier_needs_no_correction():
     correct = torch.rand(1, 200, generator=torch.Generator().manual_seed(0)) < 0.7
     share = correct.double().mean().item()
-    assert expect_accuracy(correct, torch.zeros(1, 200)) == pytest.approx(share, abs=0.01)
+    equal = torch.ones(200).double()
+    found = expect_accuracy(correct, torch.zeros(1, 200), 0, choosing=equal, counted=equal)
+    assert found == pytest.approx(share, abs=0.01)
 
 
 def test_weights_count_in_the_choice_and_in_the_estimate():
@@ -119,14 +123,14 @@ def test_weights_count_in_the_choice_and_in_the_estimate():
     correct[0, :90] = True
     correct[1, 45:] = True
     weights = torch.cat([torch.full((90,), 100 / 180), torch.full((10,), 100 / 20)]).double()
-    losses = torch.zeros(2, 100)
+    losses, equal = torch.zeros(2, 100), torch.ones(100).double()
     for choosing, counted, expected in (
-        (None, None, 0.9),
-        (None, weights, 0.5),
+        (equal, equal, 0.9),
+        (equal, weights, 0.5),
         (weights, weights, 0.75),
-        (weights, None, 0.55),
+        (weights, equal, 0.55),
     ):
-        found = expect_accuracy(correct, losses, choosing=choosing, counted=counted)
+        found = expect_accuracy(correct, losses, 0, choosing=choosing, counted=counted)
         assert found == pytest.approx(expected, abs=0.04)
 
 

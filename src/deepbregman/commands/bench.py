@@ -48,11 +48,11 @@ def bench(
 ) -> Record:
     """Measure the speed of a training step, relative to the bare encoder.
 
-    The unit is views per second; an image has two. Arms take turns, and the result is the median
-    of the turns. "bare encoder" is the reference: forward pass, backward pass and optimiser on one
-    fixed batch. "SimCLR" and "K=..." are whole training steps. "views alone" is only the random
-    transformation. In the table, "over bare" is the ratio to the reference, "first step" includes
-    compilation, and "memory" is the peak of the arm itself.
+    The unit is views per second; an image has two. Several kinds of steps, the arms, take turns,
+    and the result is the median of the turns. "bare encoder" is the reference: forward pass,
+    backward pass and optimiser on one fixed batch. "SimCLR" and "K=..." are whole training steps.
+    "views alone" is only the random transformation. In the table, "over bare" is the ratio to the
+    reference, "first step" includes compilation, and "memory" is the peak of the arm itself.
 
     Args:
         scale: main: ResNet-18 and 50 at batch 512. large: batches of 1024 and 4096. cpu: a small

@@ -15,13 +15,12 @@ from deepbregman.terminal import (
     MaybeNumber,
     MaybePath,
     MaybeText,
-    ReportProgress,
     count_words,
     ignore_progress,
     say,
 )
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
+from .parameters import Accelerator, Devices, PythonOnly, Reporter, RunFolder, open_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -50,7 +49,7 @@ def cluster(
     devices: Devices = 1,
     source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
-    progress: PythonOnly[ReportProgress | None] = None,
+    progress: Reporter = None,
 ) -> "Clustering":
     """Cluster images by k-means of features and by the learned divergence.
 
@@ -63,8 +62,9 @@ def cluster(
         clusters: Number of clusters. By default the number of classes; without labels the square
             root of the number of images, at most 12.
         data: A dataset instead of the run's own; labels are not needed.
-        by: features: k-means of normalised features. divergence: Bregman clustering of scores, by
-            D(image || centroid). By default both, if the run has a divergence.
+        by: features: k-means of normalised features. divergence: Bregman clustering of the
+            subnetworks' scores, by D(image || centroid). By default both, if the run has a
+            divergence.
         seeds: Number of clusterings; each is the best of ten starts.
         split: Images to cluster.
         out: CSV file for the cluster of each image, by the best seed; it must not exist. Beside it,

@@ -16,7 +16,7 @@ from deepbregman.files import Record, create_file
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeNumber, MaybePath, ReportProgress, ignore_progress, say
 
-from .parameters import PythonOnly
+from .parameters import Reporter
 
 if TYPE_CHECKING:
     from deepbregman.data import Source
@@ -37,9 +37,7 @@ def list_datasets() -> list[Dataset]:
     return list(DATASETS.values())
 
 
-def check(
-    name: Name, root: Path = Path("data"), progress: PythonOnly[ReportProgress | None] = None
-) -> "CheckReport":
+def check(name: Name, root: Path = Path("data"), progress: Reporter = None) -> "CheckReport":
     """Check whether a dataset is complete; if not, print what is missing and how to get it.
 
     The exit code is 0 for a complete dataset and 2 otherwise. The command compares the numbers of
@@ -67,7 +65,7 @@ def prepare(
     cache: MaybePath = None,
     download: bool = True,
     skip_unreadable: bool = False,
-    progress: PythonOnly[ReportProgress | None] = None,
+    progress: Reporter = None,
 ) -> Record:
     """Download a dataset if that is possible, verify it, and measure its pixels.
 
@@ -211,8 +209,9 @@ def _measure(source: "Source", skip_unreadable: bool) -> Record:
     from deepbregman.data import FileImages, channel_statistics
 
     images = source.train.images
-    most = MEASURED_FILES if isinstance(images, FileImages) else len(images)
-    num_measured = min(len(images), most)
+    num_measured = len(images)
+    if isinstance(images, FileImages):
+        num_measured = min(num_measured, MEASURED_FILES)
     mean, deviation = channel_statistics(
         images, max_images=num_measured, skip_unreadable=skip_unreadable
     )

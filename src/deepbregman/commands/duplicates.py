@@ -9,17 +9,9 @@ from rich.console import Console
 
 from deepbregman.errors import UserError, notify
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import (
-    MaybeFloat,
-    MaybePath,
-    MaybeText,
-    ReportProgress,
-    count_words,
-    ignore_progress,
-    say,
-)
+from deepbregman.terminal import MaybeFloat, MaybePath, MaybeText, count_words, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
+from .parameters import Accelerator, Devices, PythonOnly, Reporter, RunFolder, open_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +34,7 @@ def duplicates(
     devices: Devices = 1,
     source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
-    progress: PythonOnly[ReportProgress | None] = None,
+    progress: Reporter = None,
 ) -> "Duplicates":
     """Find exact copies and near-duplicates among all images, in groups.
 
@@ -81,8 +73,7 @@ def duplicates(
     if sheet is None:
         return found
     if not found.groups:
-        words = f"{sheet} is not written: there are no duplicates to show"
-        notify(words, stacklevel=2)
+        notify(f"{sheet} is not written: there are no duplicates to show", stacklevel=2)
         return found
     write_sheet(Path(sheet), found)
     return replace(found, sheet=Path(sheet))

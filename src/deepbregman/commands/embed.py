@@ -8,9 +8,9 @@ from rich.console import Console
 
 from deepbregman.files import create_file
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybeText, ReportProgress, ignore_progress, say
+from deepbregman.terminal import MaybeText, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
+from .parameters import Accelerator, Devices, PythonOnly, Reporter, RunFolder, open_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,9 +34,11 @@ def embed(
     devices: Devices = 1,
     source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
-    progress: PythonOnly[ReportProgress | None] = None,
+    progress: Reporter = None,
 ) -> Shapes:
     """Write features of images to an .npz file, with labels, names and scores if there are any.
+
+    The scores are the outputs of the divergence's subnetworks, one number for each of them.
 
     Args:
         run: Folder of the run.

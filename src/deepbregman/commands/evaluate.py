@@ -10,9 +10,9 @@ from deepbregman.data.datasets import check_labels
 from deepbregman.evaluation.options import Detect, Few, Ood, Options, ProtocolName, Semi, Tuning
 from deepbregman.reporting.screen import describe_references, draw_evaluation_tables
 from deepbregman.runs import Record, Run
-from deepbregman.terminal import MaybeNumber, MaybeText, ReportProgress, ignore_progress, say
+from deepbregman.terminal import MaybeNumber, MaybeText, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, check_dataset
+from .parameters import Accelerator, Devices, PythonOnly, Reporter, RunFolder, check_dataset
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +43,7 @@ def evaluate(
     few: Few = Few(),  # noqa: B008  # frozen
     ood: Ood = Ood(),  # noqa: B008  # frozen
     console: PythonOnly[Console | None] = None,
-    progress: PythonOnly[ReportProgress | None] = None,
+    progress: Reporter = None,
 ) -> list[Record]:
     """Evaluate a run: kNN, linear, few labels, another dataset, detection, retrieval, robustness.
 

@@ -10,16 +10,9 @@ from rich.console import Console
 from deepbregman.data.labels import read_table
 from deepbregman.errors import UserError, require_known
 from deepbregman.runs import Run, check_new_file
-from deepbregman.terminal import (
-    MaybeNumber,
-    MaybePath,
-    MaybeText,
-    ReportProgress,
-    ignore_progress,
-    say,
-)
+from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
+from .parameters import Accelerator, Devices, PythonOnly, Reporter, RunFolder, open_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,7 +51,7 @@ def explore(
     devices: Devices = 1,
     source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
-    progress: PythonOnly[ReportProgress | None] = None,
+    progress: Reporter = None,
 ) -> Explored:
     """Write a page with a map of all images: zoom, click, compare, filter, select.
 
@@ -88,12 +81,13 @@ def explore(
     check_new_file(out, f".{format}")
     if format == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("--format parquet needs pyarrow: pip install 'deepbregman[explore]'")
-    if labels is not None and not Path(labels).is_file():
-        raise UserError(
-            f"labels {str(labels)!r}: no such file; `deepbregman label --out` writes it"
-        )
-    if labels is not None:
-        read_table(Path(labels))  # refuses it before torch is loaded, which takes seconds
+    table = None if labels is None else Path(labels)
+    if table is not None:
+        if not table.is_file():
+            raise UserError(
+                f"labels {str(labels)!r}: no such file; `deepbregman label --out` writes it"
+            )
+        read_table(table)  # refuses it before torch is loaded, which takes seconds
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.exploring import explore_images, read_pixels
     from deepbregman.reporting.explorer import (
@@ -106,7 +100,7 @@ def explore(
         write_parquet,
     )
 
-    table, report = None if labels is None else Path(labels), progress or ignore_progress
+    report = progress or ignore_progress
     found = explore_images(
         images, labels=table, clusters=clusters, split=split, seed=seed, progress=report
     )

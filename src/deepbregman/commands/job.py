@@ -39,7 +39,7 @@ from deepbregman.training.processes import (
 )
 from deepbregman.training.weights import are_fetched, describe_encoder, find_weights
 
-from .pretrain_options import AutoRequest, read_settings, say_complete, say_short
+from .pretrain_options import AutoRequest, describe_complete, read_settings, suggest_more_epochs
 
 
 class Parts(NamedTuple):
@@ -81,7 +81,7 @@ def train_run(
     folder = broadcast(fabric, folder)  # a default one is named by the clock
     if not resuming and broadcast(fabric, is_run(folder)):
         config = run_together(fabric, lambda: read_settings(folder, config, request))
-        words = say_complete(Run(folder), config, is_auto=request is not None)
+        words = describe_complete(Run(folder), config, is_auto=request is not None)
         if broadcast(fabric, is_complete(Run(folder))):
             say(console, words)
             return Run(folder)
@@ -141,8 +141,8 @@ def train_run(
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
         tell(f"{len(skipped)} images could not be decoded and were replaced by others")
     if was_complete:  # its checkpoint and its images have been checked again
-        say(console, say_complete(run, config))
-    elif short := say_short(run, config):
+        say(console, describe_complete(run, config))
+    elif short := suggest_more_epochs(run, config):
         say(console, short)
     return run
 

@@ -14,27 +14,20 @@ from deepbregman.config import Config
 from deepbregman.errors import UserError, notify
 from deepbregman.reporting.screen import draw_rows
 from deepbregman.runs import Run, check_new_file, is_complete
-from deepbregman.terminal import (
-    MaybePath,
-    MaybeText,
-    ReportProgress,
-    count_words,
-    ignore_progress,
-    join_words,
-    say,
-)
+from deepbregman.terminal import MaybePath, MaybeText, count_words, ignore_progress, join_words, say
 
 from .parameters import (
     Accelerator,
     Devices,
     PythonOnly,
+    Reporter,
     RunFolder,
     check_dataset,
     find_unknown_names,
     list_images,
     open_images,
 )
-from .pretrain_options import say_short
+from .pretrain_options import suggest_more_epochs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,6 +44,7 @@ else:
 
 
 FIRST = 50
+"""Images that are drawn to be labelled first."""
 UNEVEN = 2
 """Where the largest class has over this many times the labels of the smallest, the mean accuracy
 over the classes is printed as well."""
@@ -76,7 +70,7 @@ def label(
     devices: Devices = 1,
     source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
-    progress: PythonOnly[ReportProgress | None] = None,
+    progress: Reporter = None,
 ) -> "Labelling":
     """Label all images, given labels for a few, and estimate the accuracy.
 
@@ -274,9 +268,18 @@ def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
 
 
 def show(found: "Labelling", console: Console) -> None:
-    """Print the classifiers, the expected accuracy, the labels and what to label next."""
+    """Print the classifiers, the labels, the expected accuracy and what to do next."""
     sizes = [size for size in found.class_sizes if size > 1]
     is_uneven = max(sizes) > UNEVEN * min(sizes)
+    _show_tables(found, is_uneven, console)
+    for words in _find_surprises(found):
+        say(console, f"warning: {words}", "yellow")
+    _show_accuracy(found, is_uneven, console)
+    _show_next_steps(found, console)
+
+
+def _show_tables(found: "Labelling", is_uneven: bool, console: Console) -> None:
+    """Print a table of the classifiers, and one of the classes."""
 
     def write(title: str, accuracy: float, balanced: float, loss: str) -> tuple[str, ...]:
         return (title, f"{accuracy:.1f}", *[f"{balanced:.1f}"] * is_uneven, loss)
@@ -297,22 +300,25 @@ def show(found: "Labelling", console: Console) -> None:
     ]
     columns = ("class", "given", "of them found %", "predicted")
     console.print(draw_rows("labels", columns, rows))
-    for words in _find_surprises(found):
-        say(console, f"warning: {words}", "yellow")
+
+
+def _show_accuracy(found: "Labelling", is_uneven: bool, console: Console) -> None:
+    """Print the expected accuracy, for what it holds, and how to raise it."""
     suggested = found.num_suggested
     drawn = found.num_examples - suggested
     images = count_words(drawn or suggested, "labelled image")
     if drawn and suggested:
         images += f"; the {suggested} that were suggested teach, but do not count here"
-    has_outside = found.num_examples > int(found.given.sum())
-    holds = "images like these" if has_outside else "the other images if you chose these at random"
+    holds = "the other images if you chose these at random"
+    if found.has_outside:
+        holds = "images like these"
     accuracy = _describe(found.expected)
     say(console, f"expected accuracy: {accuracy}, from {images}; this holds for {holds}")
     if found.expected.high - found.expected.low > WIDE:
         words = "with 4 times as many labels, drawn at random, it is about half as wide"
         say(console, f"the interval is wide; {words}")
     trained = Run.open(found.run)
-    short = say_short(trained, trained.config) if is_complete(trained) else ""
+    short = suggest_more_epochs(trained, trained.config) if is_complete(trained) else ""
     if found.expected.value < LOW and short:
         say(console, f"training was short: {short}")
     if is_uneven:
@@ -328,6 +334,10 @@ def show(found: "Labelling", console: Console) -> None:
     if found.measured is not None:
         value, count = found.measured
         say(console, f"by the data's own labels: {value:.1f} % of the other {count:,} images")
+
+
+def _show_next_steps(found: "Labelling", console: Console) -> None:
+    """Print which images to label next, what was written, and the next commands."""
     if found.suggestions:
         say(console, "most useful to label next:")
         for one in found.suggestions:
@@ -336,7 +346,7 @@ def show(found: "Labelling", console: Console) -> None:
         say(console, f"labels: {found.table}")
     if found.sheet is not None:
         say(console, f"sheet: {found.sheet}")
-    if found.table is not None and found.suggestions and has_outside:
+    if found.table is not None and found.suggestions and found.has_outside:
         words = "add these, with their labels, to what --labels names"
         say(console, f"to improve the labels: {words}; then repeat this command with another --out")
     elif found.table is not None and found.suggestions:

@@ -10,6 +10,7 @@ import tyro
 
 from deepbregman.config import Config
 from deepbregman.errors import UserError
+from deepbregman.terminal import ReportProgress
 
 T = TypeVar("T")
 PYTHON_ONLY = "a parameter that the command line does not offer"
@@ -33,6 +34,8 @@ else:
     Devices = Annotated[int | Literal["all"], tyro.conf.arg(metavar="INT|all")]
     MaybeDevices = Annotated[int | Literal["all"] | None, tyro.conf.arg(metavar="INT|all")]
     RunFolder = Annotated[Path, tyro.conf.arg(metavar="RUN")]
+Reporter: TypeAlias = PythonOnly[ReportProgress | None]
+"""A function that is told of progress; the command line draws bars."""
 
 
 def open_images(

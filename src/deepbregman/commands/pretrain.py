@@ -19,7 +19,7 @@ from deepbregman.launching import (
     under_srun,
     under_torchrun,
 )
-from deepbregman.runs import CHANGEABLE, Run, is_complete, is_run, name_run_folder
+from deepbregman.runs import Run, is_complete, is_run, name_run_folder
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, say
 
 from .parameters import Accelerator, MaybeDevices, PythonOnly, check_dataset
@@ -27,13 +27,12 @@ from .pretrain_options import (
     ALIASES,
     AUTO,
     add_tables,
-    check_first_word,
-    check_new_settings,
+    describe_complete,
     find_given,
-    name_recipe,
+    find_resumed_run,
+    insert_auto,
     read_request,
     read_settings,
-    say_complete,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def pretrain(
         there = read_settings(folder, config, request)
         if is_complete(Run(folder)):
             if console is not None:
-                say(console, say_complete(Run(folder), there, is_auto=request is not None))
+                say(console, describe_complete(Run(folder), there, is_auto=request is not None))
             return Run(folder)
     from .job import Parts, train_run
 
@@ -262,9 +261,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
         fields = [o for o in options if o in ALIASES or o[2:].partition(".")[0] in SECTIONS]
         function = _resume_with_fields(fields, words) if fields else resume
         return function, "deepbregman pretrain", words
-    words = name_recipe(words)
-    if words and not words[0].startswith("-"):
-        check_first_word(words[0])
+    words = insert_auto(words)
     named = bool(words) and not words[0].startswith("-")
     if not named and not {"-h", "--help"} & set(words):
         raise UserError(
@@ -299,7 +296,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
 
 def _resume_with_fields(options: list[str], words: list[str]) -> Callable[..., Run]:
     """Make the function that resumes a run with changed fields, as far as they may change."""
-    config = Run.open(check_new_settings(options, words, CHANGEABLE)).config
+    config = Run.open(find_resumed_run(options, words)).config
 
     @functools.wraps(resume)
     def with_fields(run: Path, recipe: Config, **rest: Any) -> Run:

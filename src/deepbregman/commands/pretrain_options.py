@@ -1,7 +1,7 @@
 """The options of a pretrain command line: which recipe and which fields they mean."""
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +13,8 @@ from deepbregman.terminal import choose_budget, count_words, parse_budget
 
 AUTO = "auto"
 """The recipe whose settings are chosen by the images and the machine."""
-
-
 LONG_ENOUGH = 0.5
 """A run with less than this share of the epochs that help says how to train longer."""
-
-
 ALIASES = {
     "--data": "data.source",
     "--skip-unreadable": "data.skip_unreadable",
@@ -27,15 +23,15 @@ ALIASES = {
 """Short options of fields."""
 
 
-def check_new_settings(options: list[str], words: list[str], changeable: Collection[str]) -> Path:
-    """Refuse options of fields that a resumed run must not change; return the run's folder."""
+def find_resumed_run(options: list[str], words: list[str]) -> Path:
+    """Return the folder after --resume; refuse options of fields that must not change."""
 
     def name_field(option: str) -> str:
         return ALIASES.get(option) or option[2:].replace("-", "_").replace(".no_", ".")
 
     values = _pair_options(words)
     run = values["--resume"]
-    refused = [option for option in options if name_field(option) not in changeable]
+    refused = [option for option in options if name_field(option) not in CHANGEABLE]
     if refused:
         asked = shlex.join(word for field in refused for word in (field, values[field] or "..."))
         raise UserError(
@@ -73,8 +69,11 @@ def _pair_options(words: list[str]) -> dict[str, str]:
     return found
 
 
-def name_recipe(words: list[str]) -> list[str]:
-    """Put the recipe ``auto`` before words that name images and no recipe."""
+def insert_auto(words: list[str]) -> list[str]:
+    """Put the recipe ``auto`` before words that name images and no recipe.
+
+    A first word that is neither a recipe nor images is refused.
+    """
     options = {word.partition("=")[0] for word in words}
     has_data = bool(options & {"--data", "--data.source"})
     if not words or words[0].startswith("-"):
@@ -100,7 +99,7 @@ def name_recipe(words: list[str]) -> list[str]:
         _tell_of_folder(words[0], "dataset")
     if words[0] in DATASETS or path.is_dir() or stored:
         return [AUTO, "--data", *words]
-    return words
+    raise _refuse_first_word(words[0])
 
 
 def _tell_of_folder(name: str, kind: str) -> None:
@@ -110,21 +109,19 @@ def _tell_of_folder(name: str, kind: str) -> None:
         notify(words, stacklevel=4)
 
 
-def check_first_word(word: str) -> None:
-    """Refuse a first word that is neither a recipe nor images."""
-    path = Path(word)
-    if word in recipes() or path.suffix == ".toml":
-        return
+def _refuse_first_word(word: str) -> UserError:
+    """Say that a first word is neither a recipe nor images."""
     from deepbregman.data.datasets import DATASETS
     from deepbregman.data.folders import SUFFIXES
 
+    path = Path(word)
     if path.suffix.lower() in SUFFIXES and path.is_file():
         folder = str(path.parent)
-        raise UserError(f"{word!r} is one image: name the folder that it is in, {folder!r}")
+        return UserError(f"{word!r} is one image: name the folder that it is in, {folder!r}")
     known = [*recipes(), *DATASETS]
     with suppress(OSError):  # there may be no such folder, or none that can be read
         known += [str(other) for other in path.parent.iterdir() if other.is_dir()]
-    raise UserError(
+    return UserError(
         f"{word!r} is neither a folder or file of images, nor a dataset (`deepbregman data list`), "
         f"a recipe (`deepbregman recipes`) or a .toml file{suggest(word, known)}"
     )
@@ -133,12 +130,11 @@ def check_first_word(word: str) -> None:
 def find_given(recipe: Config, config: Config, words: list[str]) -> dict[str, Any]:
     """Return the fields that the words set: also to the value that the recipe has."""
     options = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    flat = fields_of(config)
     changed = differing_fields(recipe, config)
     aliases = {field: option.replace("-", "_") for option, field in ALIASES.items()}
     return {
         field: value
-        for field, value in flat.items()
+        for field, value in fields_of(config).items()
         if field in changed or {f"__{field}", aliases.get(field)} & options
     }
 
@@ -203,8 +199,8 @@ def read_settings(folder: Path, config: Config, request: AutoRequest | None) -> 
     return override(there, changed)
 
 
-def say_short(run: Run, config: Config) -> str:
-    """Say that more epochs improve the result; empty if they bring little, or it is not known."""
+def suggest_more_epochs(run: Run, config: Config) -> str:
+    """Return a sentence that more epochs help; empty if they bring little, or it is not known."""
     enough = run.provenance().get("enough_epochs") or 0
     is_short = 0 < config.training.epochs < LONG_ENOUGH * enough
     if not is_short or config.data.source == "custom":  # no command can name that
@@ -215,9 +211,9 @@ def say_short(run: Run, config: Config) -> str:
     return f"up to {enough} epochs improve the result: {suggest_longer(run.path, config, budget)}"
 
 
-def say_complete(run: Run, config: Config, *, is_auto: bool = False) -> str:
-    """Say that a run is complete, and how to train longer."""
+def describe_complete(run: Run, config: Config, *, is_auto: bool = False) -> str:
+    """Return a sentence that a run is complete, and how to train longer."""
     done = count_words(run.result().get("pretrain", {}).get("epoch", 0), "epoch")
     command = suggest_longer(run.path, config if is_auto else None)
-    longer = say_short(run, config) or f"to train longer from its weights: {command}"
+    longer = suggest_more_epochs(run, config) or f"to train longer from its weights: {command}"
     return f"run {run.path} is complete: {done} trained; {longer}"

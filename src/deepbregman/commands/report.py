@@ -9,9 +9,9 @@ import tyro
 from rich.console import Console
 
 from deepbregman.files import check_new_folder
-from deepbregman.terminal import MaybeText, ReportProgress, count_words, ignore_progress, say
+from deepbregman.terminal import MaybeText, count_words, ignore_progress, say
 
-from .parameters import PythonOnly
+from .parameters import Reporter
 
 
 class Report(NamedTuple):
@@ -31,7 +31,7 @@ def report(
     ],
     out: Path,
     title: MaybeText = None,
-    progress: PythonOnly[ReportProgress | None] = None,
+    progress: Reporter = None,
 ) -> Report:
     """Write a page of runs and studies, with its figures and tables beside it.
 

@@ -10,12 +10,13 @@ from rich.console import Console
 from deepbregman.errors import UserError
 from deepbregman.reporting.screen import draw_hits, format_distance
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, ignore_progress, say
+from deepbregman.terminal import MaybePath, MaybeText, ignore_progress, say
 
 from .parameters import (
     Accelerator,
     Devices,
     PythonOnly,
+    Reporter,
     RunFolder,
     find_unknown_names,
     list_images,
@@ -51,7 +52,7 @@ def search(
     devices: Devices = 1,
     source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
-    progress: PythonOnly[ReportProgress | None] = None,
+    progress: Reporter = None,
 ) -> "SearchResult":
     """Find the images most similar to a query.
 
@@ -63,8 +64,8 @@ def search(
         queries: Image files, or images of the dataset by position (test:17, train:0) or by name.
         data: A dataset instead of the run's own; it needs no labels.
         k: Number of images to find.
-        by: Measure of similarity: cosine of features, or the learned divergence from the query's
-            scores. By default both, if the run has a divergence.
+        by: Measure of similarity: cosine of features, or the learned divergence D(query || image).
+            By default both, if the run has a divergence.
         split: Images to search.
         out: PNG file for a contact sheet; it must not exist.
         seed: Seed of the random order of equally similar images.
@@ -125,8 +126,9 @@ def show(result: "SearchResult", console: Console) -> None:
             for measure, hits in answer.hits.items()
         }
         name, known = answer.query.name, answer.query.class_name
-        is_told = known is None or name.startswith(f"{known}/")
-        console.print(draw_hits(name if is_told else f"{name} ({known})", found))
+        if known is not None and not name.startswith(f"{known}/"):
+            name = f"{name} ({known})"
+        console.print(draw_hits(name, found))
     if result.sheet is not None:
         say(console, f"sheet: {result.sheet}")
 

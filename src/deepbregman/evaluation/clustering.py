@@ -461,12 +461,11 @@ def find_typical(
         members = (assignment == number).nonzero().flatten()
         if len(members):
             found, far = rank_members(method, features, members, smoothing)
-            ranked[number] = found[:SHOWN].tolist(), far[:SHOWN].tolist()
-    pixels = gallery.pictures([i for indices, _ in ranked.values() for i in indices])
+            ranked[number] = list(zip(found[:SHOWN].tolist(), far[:SHOWN].tolist(), strict=True))
+    pixels = gallery.pictures([i for pairs in ranked.values() for i, _ in pairs])
     names, classes = gallery.names, opened.name_classes(gallery)
     clusters = []
-    for number, members_and_distances in ranked.items():
-        pairs = zip(*members_and_distances, strict=True)
+    for number, pairs in ranked.items():
         images = [TypicalImage(names[i], classes[i], pixels[i], far) for i, far in pairs]
         clusters.append(TypicalCluster(number, int(sizes[number]), images))
     return clusters

@@ -21,7 +21,7 @@ from deepbregman.training.randomness import derive_seed
 from .features import BATCH_SIZE, Change, Features, LabelledFeatures, compute_features
 from .frozen import OrderedDraws
 from .inputs import Evaluation
-from .knn import VOTE_TEMPERATURE, find_neighbours, vote
+from .knn import find_neighbours, vote
 from .linear import fit_best
 from .results import Measurement, make_rows
 
@@ -78,9 +78,11 @@ def corrupt(name: str, strength: float, seed: int, num_images: int, side: int) -
         return torch.randn((count, 3, side, side), generator=generator)
 
     noise = OrderedDraws(draw)
-    return lambda images, number: (images + strength * noise.take(number).to(images.device)).clamp(
-        0, 1
-    )
+
+    def add_noise(images: Tensor, number: int) -> Tensor:
+        return (images + strength * noise.take(number).to(images.device)).clamp(0, 1)
+
+    return add_noise
 
 
 def corruptions(evaluation: Evaluation) -> list[Record]:
@@ -116,7 +118,7 @@ def fit_classifiers(labelled: LabelledFeatures, seed: int) -> dict[str, Predict]
 
     def ask_neighbours(measure: str, features: Features) -> Tensor:
         found = find_neighbours(labelled, features, measure, k, seed)
-        return vote(found, labels, labelled.num_classes, temperature=VOTE_TEMPERATURE)
+        return vote(found, labels, labelled.num_classes)
 
     fitted: dict[str, Predict] = {
         "linear": lambda features: fit.predict(features.representation).argmax(dim=1),

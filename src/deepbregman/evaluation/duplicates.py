@@ -22,6 +22,7 @@ from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, ignore_progress
 
 from .gallery import Gallery, OpenedRun, Pixels, open_gallery
+from .knn import normalise_rows
 
 SAMPLE = 200
 """Images of which slightly changed copies are made to find the threshold."""
@@ -75,7 +76,7 @@ def find_pairs(
     representation: Tensor, threshold: float, progress: Progress = ignore_progress
 ) -> Tensor:
     """Return the pairs (P, 2), int64 on the CPU, with at least a cosine; the lower index first."""
-    points = functional.normalize(representation.float(), dim=1)
+    points = normalise_rows(representation)
     chunk = max(1, _ENTRIES // len(points))
     pairs, count = [], 0
     for start in range(0, len(points), chunk):
@@ -229,7 +230,7 @@ def _write(path: Path, found: Duplicates) -> None:
     columns = ("group", "image", "copy", "cosine")
     for number, group in enumerate(found.groups, start=1):
         for name, kind, cosine, num_bytes, known, _ in group:
-            row = dict(zip(columns, (number, name, kind, f"{cosine:.4f}"), strict=True))
+            row = {"group": number, "image": name, "copy": kind, "cosine": f"{cosine:.4f}"}
             more = {"bytes": num_bytes, "class": known}
             rows.append(row | {key: value for key, value in more.items() if value is not None})
     create_csv(path, rows, columns)

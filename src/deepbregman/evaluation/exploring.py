@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from deepbregman.data import Split
 from deepbregman.data.labels import is_yes, read_table, was_suggested
@@ -26,7 +25,7 @@ from deepbregman.training.randomness import derive_seed
 from .clustering import count_clusters, number_by_size
 from .features import Features
 from .gallery import Gallery, OpenedRun, Pixels, image_name
-from .knn import MEASURES, rank_bank, select_features
+from .knn import MEASURES, normalise_rows, rank_bank, select_features
 
 LARGEST = 50_000
 """Images of a page; of more a seeded sample is shown."""
@@ -179,14 +178,13 @@ def rank_all(
 
 
 def place_on_map(
-    representation: Tensor, nearest: Ranked, seed: int
-) -> tuple[npt.NDArray[np.float32], str]:
+    representation: Tensor, nearest: Ranked, method: str, seed: int
+) -> npt.NDArray[np.float32]:
     """Place images on a map, those with a large cosine close to each other.
 
-    By UMAP where umap-learn is installed, else by t-SNE. The largest side of the map is 1.
+    The largest side of the map is 1.
     """
-    vectors = functional.normalize(representation.float(), dim=1).cpu().numpy()
-    method = _choose_map(len(vectors))
+    vectors = normalise_rows(representation).cpu().numpy()
     if method == "principal components":
         points = _principal(vectors)
     elif method == "UMAP":
@@ -200,19 +198,20 @@ def place_on_map(
         points = tsne.fit_transform(vectors)
     points = points - points.min(axis=0)
     scale = float(points.max()) or 1.0
-    return (points / scale).astype(np.float32), method
+    placed: npt.NDArray[np.float32] = (points / scale).astype(np.float32)
+    return placed
 
 
 def _recall_map(
     opened: OpenedRun, representation: Tensor, nearest: Ranked, seed: int, progress: ReportProgress
 ) -> tuple[npt.NDArray[np.float32], str]:
     """Return the map that a page had before, if it is kept beside the run, or make it."""
-    method = _choose_map(len(representation))
+    method = choose_map(len(representation))
     work = "map by UMAP, which compiles first" if method == "UMAP" else "map"
 
     def compute() -> Tensor:
         progress(work, 0, 1)
-        found = torch.from_numpy(place_on_map(representation, nearest, seed)[0])
+        found = torch.from_numpy(place_on_map(representation, nearest, method, seed))
         progress(work, 1, 1)
         return found
 
@@ -227,7 +226,8 @@ def _recall_map(
     return points.numpy(), method
 
 
-def _choose_map(count: int) -> str:
+def choose_map(count: int) -> str:
+    """Choose how a number of images are placed: by UMAP if umap-learn is installed, or t-SNE."""
     if count < FEWEST:
         return "principal components"
     return "UMAP" if importlib.util.find_spec("umap") is not None else "t-SNE"
@@ -266,7 +266,7 @@ def _cluster(representation: Tensor, count: int, seed: int) -> npt.NDArray[np.in
     from sklearn.cluster import MiniBatchKMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    points = functional.normalize(representation.float(), dim=1).cpu().numpy()
+    points = normalise_rows(representation).cpu().numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct images than clusters
         means = MiniBatchKMeans(count, n_init=3, random_state=seed).fit(points)

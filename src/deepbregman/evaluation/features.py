@@ -14,6 +14,7 @@ from deepbregman.data.opening import batch_images
 from deepbregman.errors import Diverged
 from deepbregman.method.networks import Model
 from deepbregman.method.views import Views, centre_view
+from deepbregman.terminal import ignore_progress
 
 from .classes import FeatureBank
 from .feature_cache import FeatureCache
@@ -54,7 +55,7 @@ def compute_features(
     model: Model,
     batches: Batches | SharedBatches,
     image_size: int,
-    progress: Progress | None = None,
+    progress: Progress = ignore_progress,
     change: Change | None = None,
 ) -> Features:
     """Pass every image, resized and centre-cropped, through the frozen networks.
@@ -97,7 +98,7 @@ class SplitFeatures:
     config: Config
     split: Split
     device: torch.device
-    progress: Progress | None = None
+    progress: Progress = ignore_progress
     """Called while the features are computed."""
     cache: FeatureCache | None = None
     """Cache from which features are read, or to which they are written."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,8 @@ from deepbregman.data import Batch, Batches, Images, Progress
 from deepbregman.data.opening import batch_images
 from deepbregman.errors import UserError
 from deepbregman.method.networks import Model
+from deepbregman.terminal import ignore_progress
 
-T = TypeVar("T")
 Outputs = tuple[Tensor | None, ...]
 """The outputs for a batch: the same number of tensors for every batch, on the batch's device."""
 Work = Callable[[Model, Batch, int], Outputs]
@@ -95,7 +95,7 @@ def map_batches(
     batches: Batches | SharedBatches,
     batch_size: int,
     work: Work,
-    progress: Progress | None = None,
+    progress: Progress = ignore_progress,
 ) -> list[Outputs]:
     """Apply a function to the frozen networks and every batch; return the outputs in order.
 
@@ -111,13 +111,12 @@ def map_batches(
         ):
             found.append(work(model, batch, number))
             done += len(batch.images)
-            if progress is not None:
-                progress(done, batches.num_images)
+            progress(done, batches.num_images)
     return found
 
 
 def _map_shares(
-    model: Model, batches: SharedBatches, work: Work, progress: Progress | None
+    model: Model, batches: SharedBatches, work: Work, progress: Progress
 ) -> list[Outputs]:
     """Run a thread for each device.
 
@@ -147,8 +146,7 @@ def _map_shares(
                 with lock:
                     found[number] = tuple(there)
                     done += len(batch.images)
-                    if progress is not None:
-                        progress(done, batches.num_images)
+                    progress(done, batches.num_images)
 
     with ThreadPoolExecutor(len(shares), thread_name_prefix="features-") as pool:
         tasks = [pool.submit(serve, *each) for each in zip(shares, networks, feeds, strict=True)]
@@ -169,19 +167,19 @@ def _copy_to(model: Model, device: torch.device) -> Model:
         ) from error
 
 
-class OrderedDraws(Generic[T]):
+class OrderedDraws:
     """Random draws for each batch, made in the order of the batches, whichever is taken first.
 
     So several devices get the numbers that a single one would get. A draw that is made before it is
     taken is kept; these are few, since devices of one kind are equally fast.
     """
 
-    def __init__(self, draw: Callable[[int], T]) -> None:
+    def __init__(self, draw: Callable[[int], Tensor]) -> None:
         self._draw, self._next = draw, 0
-        self._waiting: dict[int, T] = {}
+        self._waiting: dict[int, Tensor] = {}
         self._lock = threading.Lock()
 
-    def take(self, number: int) -> T:
+    def take(self, number: int) -> Tensor:
         """Return the draw for a batch; each is taken once."""
         with self._lock:
             while self._next <= number:

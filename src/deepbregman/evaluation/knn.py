@@ -100,7 +100,7 @@ def vote(
     bank_labels: Tensor,
     num_classes: int,
     *,
-    temperature: float = 0.1,
+    temperature: float = VOTE_TEMPERATURE,
     k: int | None = None,
 ) -> Tensor:
     """Let the neighbours vote with weight ``exp(similarity / temperature)`` (Wu et al., 2018).
@@ -126,15 +126,11 @@ def knn_accuracy(
     bank: Tensor,
     bank_labels: Tensor,
     *,
-    k: int = 200,
-    temperature: float = 0.1,
-    num_classes: int | None = None,
+    k: int,
 ) -> float:
     """Return the accuracy, in per cent, of the weighted cosine kNN classifier for one k."""
-    if num_classes is None:
-        num_classes = 1 + int(max(query_labels.max(), bank_labels.max()))
-    neighbours = cosine_neighbours(queries, bank, k)
-    predictions = vote(neighbours, bank_labels, num_classes, temperature=temperature)
+    num_classes = 1 + int(max(query_labels.max(), bank_labels.max()))
+    predictions = vote(cosine_neighbours(queries, bank, k), bank_labels, num_classes)
     return 100.0 * (predictions == query_labels.to(predictions.device)).double().mean().item()
 
 
@@ -186,11 +182,7 @@ def similarity_to(measure: str, bank: Tensor, smoothing: float) -> Callable[[Ten
     if measure != "divergence":
         return cosine_to(bank)
     diverge = prepare_targets(bank, smoothing)  # in float64: float32 would rank at random
-
-    def similarity_of(queries: Tensor) -> Tensor:
-        return -diverge(queries).float()
-
-    return similarity_of
+    return lambda queries: -diverge(queries).float()
 
 
 def knn(evaluation: Evaluation) -> list[Record]:
@@ -246,10 +238,10 @@ def _measure_votes(
     name: str, neighbours: Neighbours, labelled: LabelledFeatures
 ) -> list[Measurement]:
     measured = []
-    labels, temperature = labelled.train.labels, VOTE_TEMPERATURE
+    labels = labelled.train.labels
     for k in [k for k in NEIGHBOURS if k <= len(labels)] or [len(labels)]:
-        predicted = vote(neighbours, labels, labelled.num_classes, temperature=temperature, k=k)
-        settings = {"k": k, "temperature": temperature}
+        predicted = vote(neighbours, labels, labelled.num_classes, k=k)
+        settings = {"k": k, "temperature": VOTE_TEMPERATURE}
         values = labelled.measure(predicted)
         variant, kept = f"{name}, k={k}", pack(predicted)
         measured.append(Measurement(variant, values, *labelled.counts, settings, predicted=kept))

@@ -77,6 +77,11 @@ class Labelling(Prediction):
         return sum(self.class_sizes)
 
     @property
+    def has_outside(self) -> bool:
+        """Whether some labelled images are from outside the data."""
+        return self.num_examples > int(self.given.sum())
+
+    @property
     def labels(self) -> list[str]:
         """The label of each image, given or predicted."""
         return [self.classes[index] for index in self.probabilities.argmax(dim=1).tolist()]
@@ -157,7 +162,7 @@ def _measure(
     """Compare predictions with the data's own labels, where they have the same classes."""
     if gallery.labels is None:
         return None
-    truth = [opened.source.class_name(label) for label in gallery.labels.tolist()]
+    truth = opened.name_classes(gallery)
     judged = [i for i, known in enumerate(given.tolist()) if not known]
     if not set(classes) <= set(truth):
         return None
@@ -206,6 +211,8 @@ def match_images(
 
 
 class _Finder:
+    """Finds the images of a gallery by their names, paths or contents."""
+
     def __init__(self, gallery: Gallery) -> None:
         self._names = {name: index for index, name in enumerate(gallery.names)}
         last = [name.rpartition("/")[2] for name in gallery.names]

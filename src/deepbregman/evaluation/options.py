@@ -90,7 +90,7 @@ class Detect(Section):
     learning_rate: Positive = 0.02
     """For batches of 16. It is not scaled automatically: lower it for smaller batches."""
     image_side: Annotated[tuple[int, int], Range(low=32, increasing=True)] = (480, 800)
-    """Range of the short side of training images in pixels; test images have the upper end."""
+    """Range of the short side of training images in pixels; test images have the larger one."""
     norm: Norm = "train"
     """train: fine-tune batch norms, as MoCo does. frozen: keep them (not with the random arm)."""
     regions: Count = 512

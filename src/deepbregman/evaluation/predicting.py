@@ -28,7 +28,7 @@ from deepbregman.terminal import ignore_progress
 
 from .classes import FeatureBank, class_means, divergence_to
 from .features import Features
-from .knn import VOTE_TEMPERATURE, cosine_neighbours, select_features
+from .knn import VOTE_TEMPERATURE, cosine_neighbours, normalise_rows, select_features
 from .linear import measure_scale
 
 KINDS = ("knn", "linear", "divergence", "bank")
@@ -324,24 +324,17 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def expect_accuracy(
-    correct: Tensor,
-    losses: Tensor,
-    seed: int = 0,
-    *,
-    choosing: Tensor | None = None,
-    counted: Tensor | None = None,
+    correct: Tensor, losses: Tensor, seed: int, *, choosing: Tensor, counted: Tensor
 ) -> float:
     """Estimate the accuracy, from 0 to 1, of the best of several classifiers on other images.
 
     Args:
         correct: (M, n) bool, whether each of M classifiers was right on each held-out image.
         losses: (M, n), which decide among classifiers that are equally often right.
-        choosing: (n,), weights of the images in the accuracy that chooses; equal ones by default.
+        choosing: (n,), weights of the images in the accuracy that chooses.
         counted: (n,), weights of the images in the accuracy that is estimated.
     """
     num_images = correct.shape[1]
-    equal = torch.ones(num_images).double()
-    choosing, counted = (equal if w is None else w for w in (choosing, counted))
     random = np.random.default_rng(seed)
     drawn = random.multinomial(num_images, [1.0 / num_images] * num_images, size=RESAMPLES)
     counts = torch.from_numpy(drawn).double()  # (R, n)
@@ -372,7 +365,7 @@ def suggest_images(
     uncertainty = (1.0 - (first - second)).to(representation.device).float()
     labelled = labelled.to(representation.device)
     uncertainty[labelled] = -1.0  # never listed
-    points = functional.normalize(representation.float(), dim=1)
+    points = normalise_rows(representation)
     nearest = torch.full_like(uncertainty, -1.0)
     for part in torch.split(points[labelled], max(1, _ENTRIES // len(points))):
         nearest = nearest.maximum((points @ part.T).amax(dim=1))

@@ -206,7 +206,7 @@ def from_scratch(labelled: LabelledFeatures, seed: int) -> tuple[nn.Module, int]
     return encoder, encoder.num_features
 
 
-def check_training(evaluation: Evaluation) -> None:
+def check_untrained_copy(evaluation: Evaluation) -> None:
     """Refuse an encoder that cannot be copied with new random weights."""
     loaded = evaluation.loaded
     mean, deviation, seed = (0.0,) * 3, (1.0,) * 3, evaluation.options.seed
@@ -215,7 +215,7 @@ def check_training(evaluation: Evaluation) -> None:
 
 def check_supervised(evaluation: Evaluation) -> None:
     """Check what can be checked before anything is trained."""
-    check_training(evaluation)
+    check_untrained_copy(evaluation)
     _check_choice(evaluation, evaluation.labelled.source.train)
 
 
@@ -233,7 +233,7 @@ def supervised(evaluation: Evaluation) -> list[Record]:
 
 def check_semi(evaluation: Evaluation) -> None:
     """Draw every subset before the training, and say where a class gets more than its share."""
-    check_training(evaluation)
+    check_untrained_copy(evaluation)
     _choose_starts(evaluation)
     for seed in evaluation.options.each_seed:
         subsets = _select_labelled(evaluation, seed)
@@ -287,7 +287,7 @@ def _choose_starts(evaluation: Evaluation) -> dict[str, Start]:
 
 def check_transfer(evaluation: Evaluation) -> None:
     """Refuse the dataset of the pretraining, since nothing would be transferred."""
-    check_training(evaluation)
+    check_untrained_copy(evaluation)
     data, own = evaluation.options.data, evaluation.loaded.config.data.source
     if data is None:
         raise UserError(
@@ -323,31 +323,26 @@ class _Subset(NamedTuple):
     split: Split
     name: str
     epochs: int
-    rounded_up: tuple[str, ...]
+    rounded_up: Sequence[str]
     """Classes that have one label, though their share is below one image."""
 
 
 def _select_labelled(evaluation: Evaluation, seed: int) -> list[_Subset]:
     """Return the labelled parts of the training split that semi is to use."""
     source, options = evaluation.labelled.source, evaluation.options
-    drawn: list[tuple[Tensor, str, tuple[str, ...]]]
-    if options.semi.labelled_list is not None:
-        file = options.semi.labelled_list
-        drawn = [(read_labelled(source, file), f"labels of {file.name}", ())]
-    else:
-        drawn = [
-            (
-                draw_labelled(source, share, seed),
-                f"{100 * share:g} % labels",
-                tuple(list_rounded_up(source, share)),
-            )
-            for share in dict.fromkeys(options.semi.labels)
-        ]
-    subsets = []
-    for indices, name, rounded_up in drawn:
+
+    def select(indices: Tensor, name: str, rounded_up: Sequence[str] = ()) -> _Subset:
         few = len(indices) < FEW_LABELS * len(source.train)
         epochs = options.epochs or (FEW_LABELS_EPOCHS if few else MANY_LABELS_EPOCHS)
-        subsets.append(_Subset(source.train.select(indices), name, epochs, rounded_up))
+        return _Subset(source.train.select(indices), name, epochs, rounded_up)
+
+    file = options.semi.labelled_list
+    if file is not None:
+        return [select(read_labelled(source, file), f"labels of {file.name}")]
+    subsets = []
+    for share in dict.fromkeys(options.semi.labels):
+        indices, rounded_up = draw_labelled(source, share, seed), list_rounded_up(source, share)
+        subsets.append(select(indices, f"{100 * share:g} % labels", rounded_up))
     return subsets
 
 

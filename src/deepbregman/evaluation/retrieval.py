@@ -104,11 +104,11 @@ def search_images(
     queries: Sequence[str],
     *,
     k: int,
-    by: Sequence[str] = (),
-    split: str = "train",
-    seed: int = 0,
-    key: str | None = None,
-    progress: ReportProgress = ignore_progress,
+    by: Sequence[str],
+    split: str,
+    seed: int,
+    key: str | None,
+    progress: ReportProgress,
 ) -> list[Answer]:
     """Find the images most like each query; an image is never found for itself.
 
@@ -261,10 +261,10 @@ def measure_retrieval(
         rank = partial(ranking_quality, measure, asked, queries.labels, known, bank.labels)
         report = partial(progress, f"search by {measure}")
         found = rank(k=k, smoothing=smoothing, seed=seed, progress=report)
-        mean, precision, num_queries = found
-        values = {"mAP": 100.0 * mean, f"precision@{k}": 100.0 * precision}
+        mean = found.mean_average_precision
+        values = {"mAP": 100.0 * mean, f"precision@{k}": 100.0 * found.precision}
         counts = len(bank.labels), len(queries.labels)
-        details = {"num_queries": num_queries}
+        details = {"num_queries": found.num_queries}
         measured.append(Measurement(VARIANTS[measure], values, *counts, details))
     return measured
 
@@ -275,14 +275,13 @@ def retrieval(evaluation: Evaluation) -> list[Record]:
     The seed matters only for ties, of which the hard divergence has many.
     """
     labelled = evaluation.labelled
-    has_scores = labelled.train.features.scores is not None
     smoothing = labelled.config.divergence.smoothing
     measure = partial(measure_retrieval, labelled.train, labelled.test, smoothing=smoothing)
     k = min(PRECISION_AT, len(labelled.train.labels))
     first, progress = evaluation.options.seed, evaluation.progress
     measures = ("cosine", "bank", "embedding")
     rows = make_rows([measure(measures, k, seed=first, progress=progress)])
-    if has_scores:
+    if labelled.train.features.scores is not None:
         drawn = evaluation.options.each_seed[: 1 if smoothing > 0 else None]
         found = [measure(("divergence",), k, seed=seed, progress=progress) for seed in drawn]
         rows += make_rows(found)

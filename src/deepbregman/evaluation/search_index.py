@@ -36,6 +36,7 @@ PLACE = re.compile(r"(train|test):(\d{1,18})")
 """A query that names an image by its place in a split."""
 LARGEST = 2**28
 """Bytes of an index; a larger one is not kept, since reading it would take long."""
+_TEXT_FIELDS = ("sizes", "names", "files", "classes", "side", "notice")  # kept as JSON
 
 Pixels = npt.NDArray[np.uint8]
 Vectors = npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -224,15 +225,12 @@ def write_index(folder: Path, networks: str, key: str, index: SearchIndex) -> No
         arrays |= {f"{measure}.{name}": np.ascontiguousarray(a) for name, a in parts.items()}
     if sum(array.nbytes for array in arrays.values()) > LARGEST:
         return
-    words = {name: getattr(index, name) for name in _WORDS}
+    words = {name: getattr(index, name) for name in _TEXT_FIELDS}
     content = save(arrays, {"index": json.dumps(words)})
     with suppress(OSError):  # a full disk: the next search loads the run again
         folder.mkdir(exist_ok=True)
         with replace_file(folder / f"{networks}-{key}.safetensors") as file:
             file.write(content)
-
-
-_WORDS = ("sizes", "names", "files", "classes", "side", "notice")
 
 
 def read_index(run: Run, key: str) -> SearchIndex | None:

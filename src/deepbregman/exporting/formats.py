@@ -52,7 +52,6 @@ def load_to_export(run: Run, format_name: str, encoder: nn.Module | None = None)
             f"{config.objective.name}, cuts them into patches of {model.encoder.patch} px: export "
             "it as safetensors or onnx"
         )
-    mean, deviation = read_pixel_statistics(model.encoder)
     name = config.encoder.name
     record = {
         "format": format_name,
@@ -61,18 +60,13 @@ def load_to_export(run: Run, format_name: str, encoder: nn.Module | None = None)
         "num_features": model.encoder.num_features,
         "image_size": config.data.image_size,
         "pixels": "RGB in [0, 1], (x - mean) / std",
-        "mean": mean,
-        "std": deviation,
+        "mean": model.encoder.mean.flatten().tolist(),
+        "std": model.encoder.deviation.flatten().tolist(),
         "epoch": epoch,
         "config": to_toml(config),
         "provenance": run.provenance(),
     }
     return TrainedEncoder(model.encoder, config, record)
-
-
-def read_pixel_statistics(encoder: Encoder) -> tuple[list[float], list[float]]:
-    """Return the mean and the deviation of each channel, for pixels in [0, 1]."""
-    return encoder.mean.flatten().tolist(), encoder.deviation.flatten().tolist()
 
 
 def _copy_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -148,7 +142,6 @@ def to_timm(source: TrainedEncoder) -> Content:
         f'model = timm.create_model("{name}", num_classes=0{arguments})\n'
         f"{stem_code}{LOAD}{_describe_pixels(source)}"
     )
-    mean, deviation = read_pixel_statistics(source.encoder)
     settings = {
         "architecture": name,
         "num_classes": 0,
@@ -156,8 +149,8 @@ def to_timm(source: TrainedEncoder) -> Content:
         "model_args": options,
         "pretrained_cfg": {
             "input_size": [3, image_size, image_size],
-            "mean": mean,
-            "std": deviation,
+            "mean": source.record["mean"],
+            "std": source.record["std"],
             "interpolation": "bilinear",
             "crop_pct": 1.0,
         },
@@ -168,7 +161,7 @@ def to_timm(source: TrainedEncoder) -> Content:
 
 
 def _describe_pixels(source: TrainedEncoder) -> str:
-    mean, deviation = read_pixel_statistics(source.encoder)
+    mean, deviation = source.record["mean"], source.record["std"]
     return (
         f"# images: RGB, {source.config.data.image_size} px, in [0, 1], minus "
         f"{[round(x, 4) for x in mean]}, over {[round(x, 4) for x in deviation]}; exact values in "
@@ -214,12 +207,11 @@ def to_detectron2(source: TrainedEncoder) -> Content:
     # With its heuristics detectron2 finds "res2.0." in a detector's "backbone.bottom_up.res2.0.";
     # without them it continues with random weights, and only its log mentions that.
     data = _serialise({"model": model, "__author__": "deepbregman", "matching_heuristics": True})
-    mean, deviation = read_pixel_statistics(source.encoder)
     settings = {
         "MODEL.RESNETS.DEPTH": DETECTRON2_DEPTHS[source.config.encoder.name],
         "MODEL.RESNETS.STRIDE_IN_1X1": False,
-        "MODEL.PIXEL_MEAN": [255.0 * value for value in mean],
-        "MODEL.PIXEL_STD": [255.0 * value for value in deviation],
+        "MODEL.PIXEL_MEAN": [255.0 * value for value in source.record["mean"]],
+        "MODEL.PIXEL_STD": [255.0 * value for value in source.record["std"]],
         "INPUT.FORMAT": "RGB",
     }
     lines = [
