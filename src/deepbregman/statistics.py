@@ -94,10 +94,8 @@ def format_spread(mean: float, deviation: float | None, digits: int = 2) -> str:
     return f"{mean:.{digits}f}{words}"
 
 
-def format_summary(summary: Summary | None, digits: int = 2) -> str:
-    """Write ``a ± b (n=3)``; nothing for None."""
-    if summary is None:
-        return ""
+def format_summary(summary: Summary, digits: int = 2) -> str:
+    """Write ``a ± b (n=3)``."""
     return f"{format_spread(summary['mean'], summary['deviation'], digits)} (n={summary['n']})"
 
 
@@ -106,10 +104,8 @@ def format_signed(value: float) -> str:
     return f"{round(value, 2) + 0.0:+.2f}"
 
 
-def format_difference(summary: Summary | None) -> str:
-    """Write a paired summary as ``+a ± b [low, high] (n=3)``; nothing for None."""
-    if summary is None:
-        return ""
+def format_difference(summary: Summary) -> str:
+    """Write a paired summary as ``+a ± b [low, high] (n=3)``."""
     words = "" if summary["deviation"] is None else f" ± {summary['deviation']:.2f}"
     if summary["interval"] is not None:
         words += f" [{', '.join(map(format_signed, summary['interval']))}]"

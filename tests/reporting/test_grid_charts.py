@@ -143,8 +143,8 @@ def test_parts_stand_below_their_heading_with_their_intervals(parts):
     low, _, high = ends["bank-65536"]
     assert -4.0 < low < -0.8  # bars are cut, so that the dots do not lie on one line
     assert 1.5 < high < 4.0
-    told = {point["name"]: point["told"] for point in points}
-    assert told == {
+    verdicts = {point["name"]: point["verdict"] for point in points}
+    assert verdicts == {
         **{"recipe": "above", "bank-256": "below"},
         **{"bank-65536": "not told apart", "view-strong": "above"},
     }

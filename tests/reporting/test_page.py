@@ -354,9 +354,9 @@ def test_refusals(sample_runs, tmp_path, capsys, make_study):
     run, out = str(sample_runs[0]), tmp_path / "out"
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert f"{empty} is neither a run nor a study" in refused(
-        [run, str(empty), "--out", str(out)], capsys
-    )
+    words = refused([run, str(empty), "--out", str(out)], capsys)
+    assert f"{empty} is neither a run nor a study" in words
+    assert words.endswith("name folders that deepbregman printed")
     folder = str(sample_runs[0].parent)
     assert f"name the runs in it, {folder}/*" in refused([folder, "--out", str(out)], capsys)
     assert "no folder was named" in refused(["--out", str(out)], capsys)

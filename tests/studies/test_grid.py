@@ -384,10 +384,10 @@ def test_a_trial_behind_a_link_is_left_alone(linked, few_digits, tmp_path):
     link.symlink_to(theirs)
     config = override(Config(), {"data.source": few_digits})
     trial = Trial(tmp_path / "study" / "runs" / "none-seed0", config)
-    how = engine.EvaluationPlan("test")
-    source = how.open_images(config)
+    evaluation = engine.EvaluationPlan("test")
+    source = evaluation.open_images(config)
     with pytest.raises(UserError, match="is a symbolic link"):
-        run_trial(trial, source, how)
+        run_trial(trial, source, evaluation)
     assert [path.name for path in theirs.iterdir()] == ["checkpoints"]
 
 
@@ -406,7 +406,7 @@ def test_a_study_that_began_with_the_older_name_of_a_field_goes_on(few_digits, o
     record = json.loads((out / "study.json").read_text())
     record["judge"] = record.pop("evaluate_on")
     (out / "study.json").write_text(json.dumps(record))
-    assert open_grid(kappa.STUDY, settings(few_digits, out)).how.evaluate_on == "holdout"
+    assert open_grid(kappa.STUDY, settings(few_digits, out)).evaluation.evaluate_on == "holdout"
 
 
 @pytest.mark.parametrize(

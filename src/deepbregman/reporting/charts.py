@@ -166,7 +166,7 @@ def fit_to_page(spec: Record, *, legend: bool = True) -> Record:
     """Fit a specification to its container; the title is the page's.
 
     Args:
-        legend: with the chart's own; without, the page has one for all charts of some arms.
+        legend: keep the legend of the chart; else the page has one for several charts.
     """
     shown = {key: value for key, value in spec.items() if key != "title"}
     if not legend:
@@ -258,7 +258,7 @@ def draw_evaluations(groups: Sequence[RunGroup], data: str, key: str, title: str
                 for run, row in find_rows(group, measure)
                 if len(group.runs) > 1
             ]
-    printed = [
+    published = [
         {"measure": names[measure], "value": value, "method": row.method, "where": row.where}
         for row in list_published_rows(groups, columns)
         for measure, value in zip(columns, row.values, strict=True)
@@ -271,9 +271,9 @@ def draw_evaluations(groups: Sequence[RunGroup], data: str, key: str, title: str
     ]
     caption = "mean, deviation over seeds (bar) and every run (small)"
     caption += "; dotted: most frequent class; dashed: raw pixels" * bool(references)
-    caption += "; diamonds: published, other settings" * bool(printed)
+    caption += "; diamonds: published, other settings" * bool(published)
     places = {group.name: group.place for group in groups}
-    chart = draw_measures(means, runs, printed, places, references)
+    chart = draw_measures(means, runs, published, places, references)
     return Figure(key, title, caption, specify(chart, title, caption))
 
 
@@ -316,7 +316,7 @@ def draw_dots(
     arms: Sequence[str] = (),
     levels: Sequence[Record] = (),
     runs: Sequence[Record] = (),
-    printed: Sequence[Record] = (),
+    published: Sequence[Record] = (),
     references: Sequence[Record] = (),
     lines: Mapping[str, str] | None = None,
 ) -> Any:
@@ -367,11 +367,11 @@ def draw_dots(
         ),
     ]
     if runs:
-        names = make_tooltip({"run:N": "run", "measure:N": "measure", "value:Q": "value"})
+        tooltip = make_tooltip({"run:N": "run", "measure:N": "measure", "value:Q": "value"})
         small = begin_chart(runs).encode(**shared).mark_tick(thickness=1.5, size=9)
-        layers.append(small.encode(x=x, opacity=highlight_arm(0.6), tooltip=names))
-    if printed:
-        layers.append(draw_published(printed).encode(x=x, y=y))
+        layers.append(small.encode(x=x, opacity=highlight_arm(0.6), tooltip=tooltip))
+    if published:
+        layers.append(draw_published(published).encode(x=x, y=y))
     height = len(order) * (max(34, 13 * len(arms)) if arms else 24)
     return alt.layer(*layers).properties(width=WIDTH, height=height)
 
@@ -394,7 +394,7 @@ def _draw_references(references: Sequence[Record], row: str, order: Sequence[str
 def draw_measures(
     means: list[Record],
     runs: list[Record],
-    printed: list[Record],
+    published: list[Record],
     places: Mapping[str, int],
     references: Sequence[Record] = (),
 ) -> Any:
@@ -407,15 +407,17 @@ def draw_measures(
         shape=encode_shape(places),
         arms=list(places),
         runs=runs,
-        printed=printed,
+        published=published,
         references=references,
     )
 
 
-def draw_published(printed: Sequence[Record]) -> "alt.Chart":
+def draw_published(published: Sequence[Record]) -> "alt.Chart":
     """Mark published values, hollow and grey: they are no arm."""
     names = {"method:N": "published", "value:Q": "value", "where:N": "in"}
-    mark = begin_chart(printed).mark_point(shape="diamond", size=75, strokeWidth=1.6, filled=False)
+    mark = begin_chart(published).mark_point(
+        shape="diamond", size=75, strokeWidth=1.6, filled=False
+    )
     chart: alt.Chart = mark.encode(tooltip=make_tooltip(names))
     chart.mark.color = GREY
     return chart

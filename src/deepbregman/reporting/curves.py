@@ -137,13 +137,14 @@ def _list_curve_points(
     """Return a metric of every run by epoch, and the mean of arms that have several runs."""
     import pandas as pd
 
+    num_runs = {group.name: len(group.runs) for group in groups}
     runs = frame[["arm", "run", "epoch", metric]].dropna()
-    sizes = runs["arm"].map({group.name: len(group.runs) for group in groups})
+    sizes = runs["arm"].map(num_runs)
     several = runs[sizes > 1]
     means = several.groupby(["arm", "epoch"], sort=False)[metric].agg(["mean", "count"])
     means = means.reset_index().rename(columns={"mean": metric}).assign(run=MEAN_OF_RUNS)
-    whole = means["arm"].map({group.name: len(group.runs) for group in groups})
-    means = means[means["count"] == whole].drop(columns="count")  # only epochs that all runs have
+    is_of_all = means["count"] == means["arm"].map(num_runs)
+    means = means[is_of_all].drop(columns="count")  # only epochs that all runs have
     curves = pd.concat([runs.assign(faint=sizes > 1), means.assign(faint=False)])
     series = curves.groupby(["arm", "run"], sort=False)
     step = max(1, math.ceil(series.size().max() * series.ngroups / MAX_POINTS)) if len(runs) else 1

@@ -105,7 +105,6 @@
   let codes = new Uint16Array(count); // the colour of each image
   let colours = [];
   let order = new Uint32Array(count); // images, those of one colour together
-  let described = () => "";
 
   const sortByColour = () => {
     const starts = new Uint32Array(colours.length + 1);
@@ -202,11 +201,12 @@
     top = Math.min(top, points[2 * i + 1]);
     bottom = Math.max(bottom, points[2 * i + 1]);
   }
+  const onScreen = (index) => [view.scale * points[2 * index] + view.x, view.scale * points[2 * index + 1] + view.y];
+  const wholeScale = () => 0.92 * Math.min(view.width / (right - left || 1), view.height / (bottom - top || 1));
   let fitted = true; // until the user moves or zooms
   const fit = () => {
     fitted = true;
-    const spans = [view.width / (right - left || 1), view.height / (bottom - top || 1)];
-    view.scale = 0.92 * Math.min(...spans);
+    view.scale = wholeScale();
     view.x = view.width / 2 - (view.scale * (left + right)) / 2;
     view.y = view.height / 2 - (view.scale * (top + bottom)) / 2;
     placeLegend();
@@ -217,7 +217,7 @@
     const [width, height] = [legend.offsetWidth + 20, legend.offsetHeight + 20];
     const covered = [0, 0, 0, 0];
     for (let i = 0; i < count; i++) {
-      const [x, y] = [view.scale * points[2 * i] + view.x, view.scale * points[2 * i + 1] + view.y];
+      const [x, y] = onScreen(i);
       const atRight = x > view.width - width;
       if (x >= width && !atRight) continue;
       if (y > view.height - height) covered[atRight ? 1 : 0]++;
@@ -252,8 +252,8 @@
     const [x, y] = toMap(px, py);
     let best = -1;
     let least = Infinity;
-    within(x - reach, y - reach, x + reach, y + reach, (i, px_, py_) => {
-      const distance = (px_ - x) ** 2 + (py_ - y) ** 2;
+    within(x - reach, y - reach, x + reach, y + reach, (i, imageX, imageY) => {
+      const distance = (imageX - x) ** 2 + (imageY - y) ** 2;
       if (distance < least) [best, least] = [i, distance];
     });
     return best;
@@ -282,7 +282,7 @@
     context.strokeStyle = colour;
     context.lineWidth = 2.5;
     context.beginPath();
-    context.arc(view.scale * points[2 * index] + view.x, view.scale * points[2 * index + 1] + view.y, radius, 0, 7);
+    context.arc(...onScreen(index), radius, 0, 7); // 7 is more than a whole turn
     context.stroke();
   };
   const drawNow = () => {
@@ -301,11 +301,9 @@
     if (drawnSize) drawPictures(visible);
     else drawDots(x0, y0, x1, y1);
     const radius = drawnSize ? 0.75 * drawnSize : 8;
-    if (current >= 0) {
-      for (const { near } of nearShown) for (const i of near) ring(i, tone("soft"), radius - 2);
-    }
+    for (const { near } of nearShown) for (const i of near) ring(i, tone("soft"), radius - 2);
     ring(current, ink, radius);
-    if (hovered >= 0) ring(hovered, tone("link"), radius);
+    ring(hovered, tone("link"), radius);
     if (lassoed.length > 1) {
       context.strokeStyle = ink;
       context.lineWidth = 1.5;
@@ -338,16 +336,16 @@
       for (let n = 0; n < count; n++) {
         const i = order[n];
         if (!chosen[i]) continue;
+        const [x, y] = onScreen(i);
         context.fillStyle = colours[codes[i]];
-        context.fillRect(view.scale * points[2 * i] + view.x - size, view.scale * points[2 * i + 1] + view.y - size, 2 * size, 2 * size);
+        context.fillRect(x - size, y - size, 2 * size, 2 * size);
       }
     }
   };
   const drawPictures = (visible) => {
     context.imageSmoothingEnabled = drawnSize < 2 * side;
     for (const i of visible) {
-      const x = view.scale * points[2 * i] + view.x - drawnSize / 2;
-      const y = view.scale * points[2 * i + 1] + view.y - drawnSize / 2;
+      const [x, y] = onScreen(i).map((middle) => middle - drawnSize / 2);
       context.globalAlpha = numChosen && !chosen[i] ? 0.35 : 1;
       context.fillStyle = colours[codes[i]];
       context.fillRect(x - 2, y - 2, drawnSize + 4, drawnSize + 4);
@@ -384,7 +382,7 @@
     hint.style.bottom = py > view.height / 2 ? `${view.height - py + 12}px` : "auto";
   };
   const zoom = (factor, px, py) => {
-    const whole = 0.92 * Math.min(view.width / (right - left || 1), view.height / (bottom - top || 1));
+    const whole = wholeScale();
     const scale = Math.min(400 * whole, Math.max(0.5 * whole, view.scale * factor));
     view.x = px - ((px - view.x) * scale) / view.scale;
     view.y = py - ((py - view.y) * scale) / view.scale;
@@ -506,7 +504,7 @@
       return part;
     }));
     if (centre) {
-      const [px, py] = [view.scale * points[2 * index] + view.x, view.scale * points[2 * index + 1] + view.y];
+      const [px, py] = onScreen(index);
       if (px < 0 || py < 0 || px > view.width || py > view.height) {
         view.x += view.width / 2 - px;
         view.y += view.height / 2 - py;

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image, ImageColor
 
 from deepbregman.runs import Record
 
@@ -221,25 +222,23 @@ def _colour_heights(values: np.ndarray, top: float) -> np.ndarray:
     """Colour heights (G, G) in steps; a region of zeros is grey."""
     steps = np.floor(np.clip(values / top, 0.0, 1.0) * LEVELS).clip(max=LEVELS - 1) / (LEVELS - 1)
     stops = np.linspace(0.0, 1.0, len(VIRIDIS))
-    channels = [[int(colour[i : i + 2], 16) for colour in VIRIDIS] for i in (1, 3, 5)]
+    channels = zip(*map(ImageColor.getrgb, VIRIDIS), strict=True)
     pixels = np.stack([np.interp(steps, stops, channel) for channel in channels], axis=-1)
     zero = values <= 1e-6 * top
     if zero.mean() > 0.002:  # a region, not the point x0 alone
-        pixels[zero] = [int(ZERO[i : i + 2], 16) for i in (1, 3, 5)]
+        pixels[zero] = ImageColor.getrgb(ZERO)
     return pixels.astype(np.uint8)
 
 
 def _colour_regions(values: np.ndarray) -> np.ndarray:
     """Colour whole numbers (G, G), each lightly."""
     _, regions = np.unique(values, return_inverse=True)
-    colours = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in TEN_COLOURS]
-    light = 255 - (255 - np.array(colours)) * 0.45
+    colours = np.array([ImageColor.getrgb(colour) for colour in TEN_COLOURS])
+    light = 255 - (255 - colours) * 0.45
     return light[regions.reshape(values.shape) % len(light)].astype(np.uint8)
 
 
 def _encode_png(pixels: np.ndarray) -> str:
-    from PIL import Image
-
     file = io.BytesIO()
     large = np.repeat(np.repeat(pixels[::-1], 4, axis=0), 4, axis=1)  # a row is a line upwards
     Image.fromarray(large).save(file, "PNG", optimize=True)

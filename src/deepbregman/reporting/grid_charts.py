@@ -36,18 +36,18 @@ COMPARED: dict[str, str] = {
     "knn, cosine, k=20": "kNN, k = 20",
 }
 """Metrics in which recipes are compared in figures; ``results.json`` compares all."""
-GROUPED = {"linear, cached features": "linear", "knn, cosine, k=200": "kNN (k = 200)"}
+GROUP_METRICS = {"linear, cached features": "linear", "knn, cosine, k=200": "kNN (k = 200)"}
 """Metrics of figures and tables of methods; 200 neighbours are what others publish."""
 PART_METRICS = ("linear, cached features", "knn, cosine, k=20")
 """Metrics of a figure of parts."""
-TOLD = {"above": PALETTE[2], "not told apart": GREY, "below": PALETTE[1]}
-"""What an interval of a difference says, and its colour."""
+VERDICTS = {"above": PALETTE[2], "not told apart": GREY, "below": PALETTE[1]}
+"""What the interval of a difference says, and its colour."""
 MANY_RECIPES = 4
 """More recipes than these are not named one by one."""
 SERIES_COLOURS = {"SimCLR": PALETTE[1], "with divergence": PALETTE[0]}
 """Colours of series that several studies have; other series take the remaining colours."""
 LONG_NAME = 26
-"""Letters of a series of which two do not fit side by side in half of a page."""
+"""A longer name has a line of the legend alone: two do not fit into half of a page."""
 LOG_RATIO = 20.0
 """An axis whose ends lie further apart than this is logarithmic."""
 
@@ -118,14 +118,12 @@ def describe_bars(points: Sequence[Record]) -> str:
 def draw_study(results: Record, key: str) -> list[Figure]:
     """Draw a study of arms and seeds: accuracies, and differences to a reference."""
     kind = results["study"]["figure"]
-    drawn: list[Figure | None] = []
     if kind == "parts":
-        drawn += [_draw_parts(results, key, metric) for metric in PART_METRICS]
-        return [figure for figure in drawn if figure is not None]
-    if kind == "groups":
-        drawn += [_draw_groups(results, key, metric) for metric in GROUPED]
+        drawn = [_draw_parts(results, key, metric) for metric in PART_METRICS]
+    elif kind == "groups":
+        drawn = [_draw_groups(results, key, metric) for metric in GROUP_METRICS]
     else:
-        drawn.append((_draw_pairs if kind == "pairs" else _draw_arms)(results, key))
+        drawn = [(_draw_pairs if kind == "pairs" else _draw_arms)(results, key)]
     drawn.append(_draw_differences(results, key))
     return [figure for figure in drawn if figure is not None]
 
@@ -145,7 +143,7 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
         notes.append(figures[0].caption)
     else:
         notes += [f"{figure.title}: {figure.caption}" for figure in figures]
-    drawn = {results["metric"], *COMPARED, *GROUPED}
+    drawn = {results["metric"], *COMPARED, *GROUP_METRICS}
     notes += [
         f"Published, {part['series']}: {part['source']}."
         for part in list_published_series(results)
@@ -157,7 +155,7 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
 def _draw_arms(results: Record, key: str) -> Figure | None:
     """Draw the arms of a grid over an axis; None if none has been evaluated."""
     metric, kind = results["metric"], results["study"]["figure"]
-    printed = _list_published(results, metric)
+    published = _list_published(results, metric)
     part = "difference" if kind == "drops" else "metrics"
     found = [arm for arm in results["arms"] if metric in (arm.get(part) or {})]
     if not found:
@@ -169,14 +167,14 @@ def _draw_arms(results: Record, key: str) -> Figure | None:
         is_beyond = arm["arm"] in beyond
         points.append({**point, "name": arm["arm"], "x": arm["x"], "beyond": is_beyond})
     unit = "change of linear accuracy, points" if kind == "drops" else f"{metric}, %"
-    caption = _caption_means(points, printed)
+    caption = _caption_means(points, published)
     if kind == "bars" and any(point["beyond"] for point in points):
         caption += "; * not in the paper"
     study, reference = results["study"], results["study"].get("reference")
     if kind == "line":
-        chart = _draw_line(points, printed, reference, study["x_label"])
+        chart = _draw_line(points, published, reference, study["x_label"])
     elif kind == "bars":
-        chart = _draw_bars(points, printed, reference)
+        chart = _draw_bars(points, published, reference)
     else:  # what each series loses, step by step
         first = [arm["x"] for arm in results["arms"] if arm["arm"] == found[0].get("against")]
         caption += "".join(f"; dashed: '{x}' of the same series" for x in first)
@@ -196,9 +194,9 @@ def _list_published(results: Record, metric: str) -> list[Record]:
     ]
 
 
-def _caption_means(points: Sequence[Record], printed: Sequence[Record]) -> str:
+def _caption_means(points: Sequence[Record], published: Sequence[Record]) -> str:
     seeds = format_seeds(point["n"] for point in points)
-    return f"mean and deviation over seeds, {seeds}" + "; grey: published" * bool(printed)
+    return f"mean and deviation over seeds, {seeds}" + "; grey: published" * bool(published)
 
 
 _TOOLTIP = {"name:N": "arm", "arm:N": "series", "shown:N": "mean ± deviation"}
@@ -220,22 +218,27 @@ def _encode_series(points: Sequence[Record]) -> Any:
 
 
 def _draw_groups(results: Record, key: str, metric: str) -> Figure | None:
-    """Draw all series of a word in one line, the words by the first series; None for no value."""
+    """Draw a line for each word of the axis, with a dot for each series; None for no value.
+
+    The words are in the order of the values of the first series.
+    """
     found = [arm for arm in results["arms"] if metric in arm["metrics"]]
     if not found:
         return None
-    means = [make_mean_point("", arm["series"], arm["metrics"][metric]) for arm in found]
     points = [
-        {**point, "name": arm["arm"], "x": arm["x"]}
-        for point, arm in zip(means, found, strict=True)
+        make_mean_point("", arm["series"], arm["metrics"][metric])
+        | {"name": arm["arm"], "x": arm["x"]}
+        for arm in found
     ]
     series = list(dict.fromkeys(point["arm"] for point in points))
     places = {(point["x"], point["arm"]): point["value"] for point in points}
     points.sort(key=lambda point: -places.get((point["x"], series[0]), 0.0))
     words = {str(point["x"]) for point in points}
-    printed = [mark for mark in _list_published(results, metric) if mark["x"] in words]
-    caption = _caption_means(points, printed)
-    chart = draw_dots(points, "x", _encode_series(points), _TOOLTIP, arms=series, printed=printed)
+    published = [mark for mark in _list_published(results, metric) if mark["x"] in words]
+    caption = _caption_means(points, published)
+    chart = draw_dots(
+        points, "x", _encode_series(points), _TOOLTIP, arms=series, published=published
+    )
     title = f"{COMPARED.get(metric, metric)}, %"
     spec = specify(chart, title, caption)
     return Figure(f"{key}-{slug(metric)}", title, caption, spec)
@@ -252,10 +255,10 @@ def _draw_parts(results: Record, key: str, metric: str) -> Figure | None:
             continue
         lines[f"part {arm['series']}"], lines[arm["arm"]] = arm["series"], str(arm["x"])
         point = make_difference_point("", arm["series"], difference)
-        told = "below" if point["high"] < 0.0 else "above" if point["low"] > 0.0 else ""
-        is_known = point["low"] < point["high"]  # of one seed, predictions are needed for that
-        told = told if told and is_known else "not told apart"
-        points.append({**point, "name": arm["arm"], "told": told})
+        verdict = "not told apart"
+        if point["low"] < point["high"]:  # one seed has an interval only if predictions are kept
+            verdict = "below" if point["high"] < 0 else "above" if point["low"] > 0 else verdict
+        points.append({**point, "name": arm["arm"], "verdict": verdict})
     if not points:
         return None
     means = [0.0, *(point["value"] for point in points)]
@@ -269,12 +272,12 @@ def _draw_parts(results: Record, key: str, metric: str) -> Figure | None:
     levels += [
         {**point, "word": known[point["name"]]} for point in points if point["name"] in known
     ]
-    scale = alt.Scale(domain=list(TOLD), range=list(TOLD.values()))
+    scale = alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
     legend = alt.Legend(title=None, orient="bottom", symbolOpacity=1, columns=3)
     chart = draw_dots(
         points,
         "name",
-        alt.Color("told:N", scale=scale, legend=legend),
+        alt.Color("verdict:N", scale=scale, legend=legend),
         {"name:N": "arm", "arm:N": "part", "shown:N": "difference"},
         unit="points",
         levels=levels,
@@ -289,7 +292,7 @@ def _draw_parts(results: Record, key: str, metric: str) -> Figure | None:
 
 
 def _draw_line(
-    points: list[Record], printed: list[Record], reference: str | None, x_label: str
+    points: list[Record], published: list[Record], reference: str | None, x_label: str
 ) -> Any:
     """Draw series over an axis of numbers or words; the reference is a level line."""
     import altair as alt
@@ -307,12 +310,12 @@ def _draw_line(
             values=ticks, grid=False, labelExpr="'' + datum.value", labelOverlap=crowded
         )
         x: Any = alt.X("x:Q", title=x_label, scale=scale, axis=axis)
-        printed = [{**point, "x": float(point["x"])} for point in printed]
+        published = [{**point, "x": float(point["x"])} for point in published]
     else:
         order = list(dict.fromkeys(str(point["x"]) for point in others))
         axis = alt.Axis(labelAngle=0)
         x = alt.X("x:N", title=x_label, sort=order, scale=alt.Scale(domain=order), axis=axis)
-        printed = [point for point in printed if point["x"] in order]
+        published = [point for point in published if point["x"] in order]
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
     ends_of_bar = {"y": alt.Y("low:Q", title=None), "y2": "high:Q"}
     colour = _encode_series(points)
@@ -321,13 +324,13 @@ def _draw_line(
         flat = begin_chart(level).encode(color=colour)
         layers.append(flat.mark_rect(opacity=0.15).encode(**ends_of_bar))
         layers.append(flat.mark_rule(strokeWidth=1.6).encode(y=y, tooltip=make_tooltip(_TOOLTIP)))
-    if printed:
+    if published:
         shapes = alt.Scale(range=["diamond", "square", "triangle-up"])
         legend = alt.Legend(title=None, orient="bottom", labelLimit=300, columns=1)
         shape = alt.Shape("method:N", scale=shapes, legend=legend)
-        lines = begin_chart(printed).mark_line(strokeDash=[2, 3], strokeWidth=1.2, color=GREY)
+        lines = begin_chart(published).mark_line(strokeDash=[2, 3], strokeWidth=1.2, color=GREY)
         layers.append(lines.encode(x=x, y=y, detail="method:N"))
-        layers.append(draw_published(printed).encode(x=x, y=y, shape=shape))
+        layers.append(draw_published(published).encode(x=x, y=y, shape=shape))
     base = begin_chart(others).encode(x=x, color=colour)
     layers += [
         base.mark_line(strokeWidth=2).encode(y=y),
@@ -339,22 +342,22 @@ def _draw_line(
     return alt.layer(*layers).properties(width=WIDTH, height=260)
 
 
-def _draw_bars(points: list[Record], printed: list[Record], reference: str | None) -> Any:
+def _draw_bars(points: list[Record], published: list[Record], reference: str | None) -> Any:
     """Draw a dot with its deviation for each arm; the mean of the reference goes through all."""
     groups = dict.fromkeys(point["arm"] for point in points if point["name"] != reference)
     for point in points:
         prefix = f"{point['arm']}: " if len(groups) > 1 and point["name"] != reference else ""
         point["label"] = f"{prefix}{point['x']}" + " *" * point["beyond"]
     known = {str(point["x"]): point["label"] for point in points}
-    printed = [{**p, "label": known[p["x"]]} for p in printed if p["x"] in known]
+    published = [{**p, "label": known[p["x"]]} for p in published if p["x"] in known]
     levels = [{"value": point["value"]} for point in points if point["name"] == reference]
     colour = _encode_series(points)
-    return draw_dots(points, "label", colour, _TOOLTIP, levels=levels, printed=printed)
+    return draw_dots(points, "label", colour, _TOOLTIP, levels=levels, published=published)
 
 
 def _draw_pairs(results: Record, key: str) -> Figure | None:
     """Draw every seed, mean and deviation of whole recipes; None if none has been evaluated."""
-    printed = list_published_series(results)
+    published = list_published_series(results)
     means: list[Record] = []
     runs, marks = [], []
     for metric, name in COMPARED.items():
@@ -366,7 +369,7 @@ def _draw_pairs(results: Record, key: str) -> Figure | None:
             marks += [
                 {"measure": name, "value": part["values"][str(arm["x"])]}
                 | {"method": part["series"], "where": part["source"]}
-                for part in select_series(printed, metric)
+                for part in select_series(published, metric)
                 if format_series_value(part, arm)
             ]
         runs += [
@@ -394,7 +397,7 @@ def _draw_differences(results: Record, key: str) -> Figure | None:
     import altair as alt
 
     reference, kind = name_reference(results), results["study"]["figure"]
-    if reference is None or kind == "drops":  # those are drawn as drops
+    if reference is None or kind in ("drops", "parts"):  # their first figures are of differences
         return None
     main: str = results["metric"]
     shown = COMPARED if kind == "pairs" else {main: COMPARED.get(main, main)}

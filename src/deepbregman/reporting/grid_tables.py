@@ -9,7 +9,7 @@ from deepbregman.runs import Record
 from .charts import as_sentence
 from .grid_charts import (
     COMPARED,
-    GROUPED,
+    GROUP_METRICS,
     PART_METRICS,
     describe_budget,
     describe_conditions,
@@ -76,35 +76,34 @@ def _tabulate_methods(results: Record, key: str) -> Table:
     """Make a line for each method: alone, with the divergence, their difference, and published."""
     alone = {arm["x"]: arm for arm in results["arms"] if not arm.get("against")}
     carried = {arm["x"]: arm for arm in results["arms"] if arm.get("against")}
-    printed = list_published_series(results)
+    published = list_published_series(results)
     costs = [arm.get("cost") or {} for arm in results["arms"]]
     measured = [name for name in MEASURED if any(cost.get(name) is not None for cost in costs)]
     rows = []
     for x, arm in alone.items():
         other = carried.get(x, {"metrics": {}, "difference": {}})
         cells = [Cell(text=format_value((arm.get("cost") or {}).get("learning_rate")))]
-        for metric in GROUPED:
+        for metric in GROUP_METRICS:
             cells += [make_cell(part["metrics"].get(metric)) for part in (arm, other)]
             cells.append(make_difference_cell(other["difference"].get(metric)))
         for name in measured:
             values = [(part.get("cost") or {}).get(name) for part in (arm, other)]
             form = MEASURED[name][1]
             cells += [Cell(text="" if value is None else form.format(value)) for value in values]
-        cells += _list_published_cells(arm, printed)
-        marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
-        rows.append(Row(str(x), tuple(cells), marks=tuple(marks)))
+        cells += _list_published_cells(arm, published)
+        rows.append(Row(str(x), tuple(cells), marks=_mark_diverged(arm)))
     columns = ["learning rate"]
-    for name in GROUPED.values():
+    for name in GROUP_METRICS.values():
         columns += [name, f"{name}, with the divergence", f"{name}, difference"]
     for name in measured:
         columns += [MEASURED[name][0], f"{MEASURED[name][0]}, with the divergence"]
-    columns += [f"published: {part['series']}" for part in printed]
+    columns += [f"published: {part['series']}" for part in published]
     caption = (
         f"{describe_conditions(results)}; {count_seeds(rows)}. Differences have the {INTERVAL}"
     )
     caption += f". {MEASURED_NOTE}" * bool(measured)
-    where = "; ".join(f"{part['series']}: {part['source']}" for part in printed)
-    caption += f". Published: {where}. {CAVEAT}" * bool(printed)
+    where = "; ".join(f"{part['series']}: {part['source']}" for part in published)
+    caption += f". Published: {where}. {CAVEAT}" * bool(published)
     title = results["study"]["title"]
     return Table(f"{key}-methods", title, "method", tuple(columns), tuple(rows), caption)
 
@@ -136,8 +135,7 @@ def _tabulate_parts(results: Record, key: str) -> Table:
             difference = (arm.get("difference") or {}).get(metric)
             cells.append(make_cell(arm["metrics"].get(metric)))
             cells.append(make_difference_cell(difference) if arm["against"] else Cell())
-        marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
-        rows.append(Row(f"{arm['series']}: {arm['x']}", tuple(cells), marks=tuple(marks)))
+        rows.append(Row(f"{arm['series']}: {arm['x']}", tuple(cells), marks=_mark_diverged(arm)))
     columns = [word for m in PART_METRICS for word in (COMPARED[m], f"{COMPARED[m]}, difference")]
     caption = f"{describe_conditions(results)}; {count_seeds(rows)}. Differences to "
     caption += f"{name_reference(results)} have the {INTERVAL}"
@@ -147,29 +145,33 @@ def _tabulate_parts(results: Record, key: str) -> Table:
 
 def _tabulate_arms(results: Record, key: str) -> Table:
     columns = list(dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"]))
-    printed = list_published_series(results)
+    published = list_published_series(results)
     definitions = {arm["name"]: arm for arm in results["study"]["arms"]}
-    some = not all(arm.get("beyond") for arm in definitions.values())  # else the note says it once
+    # Where the paper has none of the arms, the note of the study says so once.
+    marks_beyond = not all(arm.get("beyond") for arm in definitions.values())
     rows = []
     for arm in results["arms"]:
         cells = [make_cell(arm["metrics"].get(name)) for name in columns]
-        marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
-        defined = definitions.get(arm["arm"], {})
-        marks += ["supervised"] if defined.get("supervised") else []
-        marks += ["not in the paper"] if some and defined.get("beyond") else []
-        row = Row(arm["arm"], (*cells, *_list_published_cells(arm, printed)), marks=tuple(marks))
+        marks, defined = _mark_diverged(arm), definitions.get(arm["arm"], {})
+        marks += ("supervised",) if defined.get("supervised") else ()
+        marks += ("not in the paper",) if marks_beyond and defined.get("beyond") else ()
+        row = Row(arm["arm"], (*cells, *_list_published_cells(arm, published)), marks=marks)
         note = ", ".join(filter(None, [count_seeds([row]), *marks]))
         rows.append(row._replace(note=note))
-    columns += [name_series(part, results["metric"]) for part in printed]
+    columns += [name_series(part, results["metric"]) for part in published]
     caption = f"Top-1, per cent; mean ± sample deviation over seeds, {count_seeds(rows)}"
     title = results["study"]["title"]
     return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)
 
 
-def _list_published_cells(arm: Record, printed: Sequence[Record]) -> list[Cell]:
+def _mark_diverged(arm: Record) -> tuple[str, ...]:
+    return (f"{arm['num_diverged']} diverged",) if arm.get("num_diverged") else ()
+
+
+def _list_published_cells(arm: Record, published: Sequence[Record]) -> list[Cell]:
     return [
         Cell(text=format_series_value(part, arm), note=part["source"], is_published=True)
-        for part in printed
+        for part in published
     ]
 
 

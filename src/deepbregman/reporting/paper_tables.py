@@ -83,7 +83,7 @@ def tabulate_quantities(results: Record, prefix: str = "") -> list[Table]:
         measures = [
             row
             for row in results.get("by_divergence", [])
-            if row["data"] == data and row["metric"] in METRICS and is_compared(row)
+            if row["data"] == data and row["metric"] in METRICS and _is_shown(row)
         ]
         if measures:
             tables.append(_tabulate_measures(results, data, measures))
@@ -116,19 +116,19 @@ def _list_used_arms(results: Record, rows: Sequence[Record]) -> list[str]:
 
 
 def _tabulate_values(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:
-    arms, printed = _list_used_arms(results, found), _list_published(found)
+    arms, published = _list_used_arms(results, found), _list_published(found)
     rows = []
     for quantity in found:
         cells = [make_cell(quantity["arms"].get(arm)) for arm in arms]
         seeds = [cell.summary["n"] if cell.summary else 0 for cell in cells]
         cells = mark_best(cells, seeds)
-        known = {(e.method, e.conditions): e.value for e in find_published(_measure(quantity))}
+        known = {(e.method, e.conditions): e.value for e in find_published(_make_measure(quantity))}
         cells += [
             Cell(text=f"{known[column]:.1f}" if column in known else "", is_published=True)
-            for column in printed
+            for column in published
         ]
         rows.append(Row(_name_quantity(quantity), tuple(cells)))
-    columns = [*arms, *(f"published: {method}" for method, _ in printed)]
+    columns = [*arms, *(f"published: {method}" for method, _ in published)]
     tests = ", ".join(f"{n:,}" for n in sorted({quantity["num_test"] for quantity in found}))
     caption = f"Per cent; mean ± sample deviation over seeds, {count_seeds(rows)}, for these "
     caption += f"{tests} test images"
@@ -136,19 +136,19 @@ def _tabulate_values(results: Record, data: str, group: str, found: Sequence[Rec
     if untrained:
         names = ", ".join(_list_used_arms(results, untrained))
         caption += f". {names}: rows with 'supervised' start from random weights"
-    if printed:
-        where = "; ".join(f"{method}: {conditions}" for method, conditions in printed)
+    if published:
+        where = "; ".join(f"{method}: {conditions}" for method, conditions in published)
         caption += f". Published: {where}. {CAVEAT}"
     return _make_table(f"{data}: {group}", "quantity", columns, rows, caption)
 
 
 def _list_published(found: Iterable[Record]) -> list[tuple[str, str]]:
     """List method and conditions of every published value of these quantities."""
-    entries = [entry for quantity in found for entry in find_published(_measure(quantity))]
+    entries = [entry for quantity in found for entry in find_published(_make_measure(quantity))]
     return list(dict.fromkeys((entry.method, entry.conditions) for entry in entries))
 
 
-def _measure(quantity: Record) -> Measure:
+def _make_measure(quantity: Record) -> Measure:
     return Measure.of({**quantity, "split": ""})
 
 
@@ -166,7 +166,7 @@ def _tabulate_differences(results: Record, data: str, group: str, found: Sequenc
     return _make_table(title, "quantity", columns, rows, f"Points; {describe_intervals(rows)}")
 
 
-def is_compared(row: Record) -> bool:
+def _is_shown(row: Record) -> bool:
     """Leave out kNN of 200 neighbours, single corruptions, and all but three numbers of labels."""
     variant = row["variant"]
     if row["protocol"] == "corruptions":
@@ -240,11 +240,11 @@ def save_tables(folder: Path, results: Record) -> None:
 
 def _choose_main(results: Record) -> list[Record]:
     """List the main quantities with their titles, by dataset; the balanced accuracy if known."""
-    balanced = {_locate(q) for q in results["quantities"] if q["metric"] == "balanced"}
+    balanced = {_identify(q) for q in results["quantities"] if q["metric"] == "balanced"}
     chosen = []
     for quantity in results["quantities"]:
         title = MAIN.get((quantity["protocol"], quantity["variant"]))
-        metrics = ("balanced",) if _locate(quantity) in balanced else ("top1", "mAP", "NMI")
+        metrics = ("balanced",) if _identify(quantity) in balanced else ("top1", "mAP", "NMI")
         if title is None or quantity["metric"] not in metrics:
             continue
         if quantity["trained_on"] != quantity["data"]:
@@ -299,5 +299,5 @@ def save_difference_figure(paths: Sequence[Path], results: Record) -> None:
         save_chart(paths, figure.spec)
 
 
-def _locate(quantity: Record) -> tuple[str, ...]:
+def _identify(quantity: Record) -> tuple[str, ...]:
     return tuple(quantity[key] for key in ("data", "trained_on", "protocol", "variant"))

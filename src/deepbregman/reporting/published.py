@@ -19,12 +19,8 @@ CAVEAT = (
     "Published figures are transcribed: other code, epochs and choices than the runs here, perhaps "
     "another encoder, mostly one run and no deviation. They are for orientation, not an arm."
 )
-
-
 SIMILAR_DATASETS = {"ham10000": "isic2018"}
 """A dataset, and one of the same kind that the paper has; its values stand beside with a word."""
-
-
 VOC_TEST = 4952
 """Images in the test split of Pascal VOC 2007."""
 

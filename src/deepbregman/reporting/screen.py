@@ -90,9 +90,9 @@ def draw_evaluation_table(rows: Sequence[Record], title: str) -> Table:
     table = _begin_table(title, "protocol", "variant", *names, "train / test")
     table.columns[0].no_wrap = True
     table.columns[1].justify = "left"
-    for (protocol, variant, _), found_of in lines.items():
-        one = next(iter(found_of.values()))
-        cells = [_write_mean(found_of[name]) if name in found_of else "" for name in metrics]
+    for (protocol, variant, _), by_metric in lines.items():
+        one = next(iter(by_metric.values()))
+        cells = [_write_mean(by_metric[name]) if name in by_metric else "" for name in metrics]
         cells += [str(one["n"])] * several
         sizes = f"{one['num_train']:,} / {one['num_test']:,}"
         table.add_row(protocol, escape(variant), *cells, sizes)

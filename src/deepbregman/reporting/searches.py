@@ -85,7 +85,7 @@ def count_trials(record: Record) -> str:
 
 def draw_search(record: Record, key: str) -> list[Figure]:
     """Draw the trials of a search over each field, with the best values that others published."""
-    slices = [_draw_slice(record, key, part) for part in read_space(record)]
+    slices = [_draw_slice(record, key, dimension) for dimension in read_space(record)]
     return [figure for figure in slices if figure is not None]
 
 
@@ -102,16 +102,16 @@ def save_search_figure(paths: Sequence[Path], record: Record) -> None:
     save_chart(paths, stack(figures, title, notes, columns=2))
 
 
-def _draw_slice(record: Record, key: str, space: Dimension) -> Figure | None:
+def _draw_slice(record: Record, key: str, dimension: Dimension) -> Figure | None:
     """Draw the value of every completed trial over one field."""
     import altair as alt
 
-    field, published = space.field, record.get("published") or {}
+    field, published = dimension.field, record.get("published") or {}
     done = [row for row in list_completed_trials(record) if field in row["values"]]
     if not done:
         return None
-    points = [_make_point(row, space) | {"value": round_digits(row["value"])} for row in done]
-    x, kind = _make_axis(space)
+    points = [_make_point(row, dimension) | {"value": round_digits(row["value"])} for row in done]
+    x, kind = _make_axis(dimension)
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
     words = make_tooltip({"trial:Q": "trial", kind: field, "value:Q": "value"})
     age = alt.Color("trial:Q", scale=alt.Scale(range=["#a6cee8", "#00456b"]), legend=None)
@@ -125,14 +125,14 @@ def _draw_slice(record: Record, key: str, space: Dimension) -> Figure | None:
     foot, grey = alt.value(HEIGHT - 7), alt.value(GREY)
     for state, shape in LOST_TRIALS.items():
         lost = [
-            _make_point(row, space)
+            _make_point(row, dimension)
             for row in record["trials"]
             if name_state(row) == state and field in row["values"]
         ]
         if lost:
             mark = begin_chart(lost).mark_point(shape=shape, angle=90, size=45, strokeWidth=1.3)
             layers.append(mark.encode(x=x, y=foot, color=grey, tooltip=names))
-    if field in published and space.bounds is not None:
+    if field in published and dimension.bounds is not None:
         line = begin_chart([{"x": published[field], "words": "published best for these images"}])
         rule = line.mark_rule(strokeDash=[2, 3], color=GREY)
         layers.append(rule.encode(x=x, tooltip=make_tooltip({"words:N": "line", kind: field})))
@@ -142,29 +142,29 @@ def _draw_slice(record: Record, key: str, space: Dimension) -> Figure | None:
     return Figure(f"{key}-{slug(field)}", field, caption, specify(chart, field, caption))
 
 
-def _make_point(row: Record, space: Dimension) -> Record:
-    x = row["values"][space.field]
-    if space.bounds is None:
+def _make_point(row: Record, dimension: Dimension) -> Record:
+    x = row["values"][dimension.field]
+    if dimension.bounds is None:
         x = str(x).lower() if isinstance(x, bool) else str(x)
     return {"trial": row["trial"], "x": x, "state": name_state(row)}
 
 
-def _make_axis(space: Dimension) -> tuple[Any, str]:
+def _make_axis(dimension: Dimension) -> tuple[Any, str]:
     """Return the axis of a field, and how tooltips name its values."""
     import altair as alt
 
-    if space.bounds is None:
-        scale, axis = alt.Scale(domain=space.choices), alt.Axis(labelAngle=0)
-        return alt.X("x:N", title=space.field, scale=scale, axis=axis), "x:N"
+    if dimension.bounds is None:
+        scale, axis = alt.Scale(domain=dimension.choices), alt.Axis(labelAngle=0)
+        return alt.X("x:N", title=dimension.field, scale=scale, axis=axis), "x:N"
     # All of the space: a best value at its edge asks for a wider one.
-    log: Any = {"type": "log"} if space.is_log else {}
-    scale = alt.Scale(domain=space.bounds, nice=False, padding=8, **log)
-    return alt.X("x:Q", title=space.field, scale=scale, axis=alt.Axis(format=PLAIN)), "x:Q"
+    log: Any = {"type": "log"} if dimension.is_log else {}
+    scale = alt.Scale(domain=dimension.bounds, nice=False, padding=8, **log)
+    return alt.X("x:Q", title=dimension.field, scale=scale, axis=alt.Axis(format=PLAIN)), "x:Q"
 
 
 def tabulate_trials(record: Record, key: str) -> Table:
     """Make a table of the best trials and, where known, the importance of each field."""
-    fields = [space.field for space in read_space(record)]
+    fields = [dimension.field for dimension in read_space(record)]
     rows = [
         Row(
             f"trial {row['trial']}",

@@ -93,7 +93,8 @@ def read_sources(sources: Sequence[Path | str]) -> tuple[list[RunRecord], list[S
 def read_study(path: Path) -> StudySection:
     """Read the folder of a study; nothing is computed again."""
     refuse_links(path, STUDY_FILES)
-    study = StudySection(slug(path.name or path.resolve().name), path.name or path.resolve().name)
+    name = path.name or path.resolve().name
+    study = StudySection(slug(name), name)
     records = {n: read_json(path / n) for n in STUDY_FILES if (path / n).is_file()}
     results, trials = records.get("results.json"), records.get("trials.json")
     try:
@@ -136,12 +137,12 @@ def _add_grid(study: StudySection, path: Path, results: Record) -> None:
     # The runs may be gone; a cell that names no run counts as one.
     judged = {cell.get("run") or (cell["arm"], cell["seed"]) for cell in results["cells"]}
     left = sorted(set(folders) - judged)
-    printed = list_published_series(results)
+    published = list_published_series(results)
     notes = [as_sentence(describe_budget(results)), as_sentence(describe_diverged(results))]
     notes.append(results["study"].get("note") or "")
     notes += [f"Begun and not evaluated: {', '.join(left)}."] if left else []
-    notes += [CAVEAT] if printed else []
-    notes += [f"Published, {part['series']}: {part['source']}." for part in printed]
+    notes += [CAVEAT] if published else []
+    notes += [f"Published, {part['series']}: {part['source']}." for part in published]
     study.notes = [note for note in notes if note]
     study.title = str(results["study"]["title"])
     study.facts = {

@@ -323,7 +323,7 @@ def tabulate_evaluations(groups: Sequence[RunGroup], prefix: str = "") -> list[T
             for name in REFERENCES.values()
             if any(name in values for values in references)
         ]
-        printed = [
+        published = [
             Row(
                 row.method,
                 tuple(Cell(text="" if v is None else f"{v:.1f}") for v in row.values),
@@ -339,10 +339,10 @@ def tabulate_evaluations(groups: Sequence[RunGroup], prefix: str = "") -> list[T
                 title=f"Evaluations on {name}",
                 corner="arm",
                 columns=tuple(name_measures(columns)),
-                rows=(*rows, *below, *printed),
+                rows=(*rows, *below, *published),
                 caption="Per cent; mean ± sample deviation over seeds"
                 + f". {REFERENCE_CAPTION}" * bool(below)
-                + f". {CAVEAT}" * bool(printed),
+                + f". {CAVEAT}" * bool(published),
                 details=tuple(measure.sizes for measure in columns),
             )
         )

@@ -28,7 +28,7 @@ Changes = Mapping[str, Any]
 EvaluateOn = Literal["test", "holdout"]
 """Images that a study evaluates on: the test images, or a part of the training images."""
 OURS, SIMCLR, ALONE = "with divergence", "SimCLR", "alone"
-CARRIED = "+divergence"
+PLUS_DIVERGENCE = "+divergence"
 """Ends the name of an arm that is a recipe with the divergence."""
 WITHOUT, CONTROL, BOTH = "-without", "-control", "-both"
 ENDINGS: Mapping[str, Changes] = {
@@ -175,11 +175,12 @@ class Study:
     name: str
     title: str
     arms: tuple[Arm, ...]
-    x_label: str
     figure: Literal["line", "bars", "groups", "drops", "pairs", "parts"]
-    """Accuracy over a number; over words; over words, with all series of a word in one line; lost
-    against the first arm of each series; every seed of every arm, and its difference to the
-    reference; or the differences to the reference, by series."""
+    """line: accuracy over a number. bars: over words. groups: over words, a dot for each series.
+    drops: accuracy lost against the first arm of each series. pairs: every seed of every arm, and
+    differences to the reference. parts: only these differences, by series."""
+    x_label: str = ""
+    """Title of the axis that a line goes over; other figures have none."""
     recipe: str = "paper"
     recipes: tuple[str, ...] = ()
     """Names of the recipes, the reference first, if the arms are whole recipes."""
@@ -255,7 +256,7 @@ class Study:
                 )
             series = ALONE if self.with_divergence else SIMCLR
             series = OURS if config.divergence.is_on else series
-            arms.append(Arm(name, changes, name.removesuffix(CARRIED), series))
+            arms.append(Arm(name, changes, name.removesuffix(PLUS_DIVERGENCE), series))
         return dataclasses.replace(self, arms=tuple(arms), recipes=names, reference=reference)
 
     def with_rate_factors(self, factors: Sequence[Any]) -> "Study":
@@ -293,7 +294,7 @@ class Study:
                 carried = override(config, self.with_divergence)
             except UserError:  # a recipe of the user's with one view and no teacher
                 continue
-            yield _require_new(f"{name}{CARRIED}", configs), carried
+            yield _require_new(f"{name}{PLUS_DIVERGENCE}", configs), carried
 
     def choose_arms(self, only: Sequence[str]) -> tuple[Arm, ...]:
         """Return the arms that match names or patterns; by default all that need no labels."""
@@ -326,7 +327,6 @@ class Search:
     """Field -> the best value in the paper."""
     published_data: str = ""
     """The images that it was found on; it is shown beside no others."""
-    note: str = ""
 
 
 def _require_new(name: str, configs: Mapping[str, Config]) -> str:

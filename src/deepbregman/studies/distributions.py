@@ -126,7 +126,8 @@ ARMS: dict[str, tuple[Form, MetricLoss] | None] = {
         for form, loss in product(get_args(Form), get_args(MetricLoss))
     },
 }
-"""Name -> form and loss; ``points`` arms learn a metric of single points, not of distributions."""
+"""Name -> form and loss; None where nothing is trained. Arms of ``points`` learn a metric of single
+points, not of distributions."""
 
 BASELINES = (EUCLIDEAN, ORACLE, "points, contrastive", "points, triplet")
 SHOWN_ARMS = (EUCLIDEAN, "moment, contrastive")
@@ -134,16 +135,17 @@ SHOWN_ARMS = (EUCLIDEAN, "moment, contrastive")
 
 def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) -> Clustered:
     """Train an arm and cluster the test distributions with what it learned; labels only measure."""
-    how = ARMS[name]
+    trained = ARMS[name]
     num_clusters = len(settings.radii)
     means = of_distribution(test.points)  # (N, 2)
-    if name == ORACLE:
-        found = (means.norm(dim=1, keepdim=True) - torch.tensor(settings.radii)).abs().argmin(dim=1)
+    if trained is None:
+        if name == ORACLE:
+            distances = (means.norm(dim=1, keepdim=True) - torch.tensor(settings.radii)).abs()
+            found = distances.argmin(dim=1)  # (N, 3) -> (N,)
+        else:  # the moment form with f(x) = x
+            found = cluster(means, num_clusters, "moment", seed)
         return Clustered(found, measure_agreement(test.labels, found))
-    if how is None:  # the moment form with f(x) = x
-        found = cluster(means, num_clusters, "moment", seed)
-        return Clustered(found, measure_agreement(test.labels, found))
-    form, loss = how
+    form, loss = trained
     by_points = name.startswith("points")
     points, labels, batch_size = train.points, train.labels, settings.batch_size
     if by_points:
@@ -196,13 +198,11 @@ def run_distributions(
     record = collect_provenance(device_name(torch.device("cpu")))
     values: dict[tuple[str, str], list[float]] = {}
     shown: dict[str, np.ndarray] = {}
-    first: Sets | None = None
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("rings", total=seeds * len(ARMS))
         for seed in range(seeds):
             train = draw_rings(settings, settings.num_train, derive_seed(seed, "rings", 0))
             test = draw_rings(settings, settings.num_test, derive_seed(seed, "rings", 1))
-            first = first or test
             for arm in ARMS:
                 progress.update(bar, description=f"rings, seed {seed}: {arm}")
                 found = cluster_arm(arm, settings, train, test, seed)
@@ -211,8 +211,8 @@ def run_distributions(
                 if seed == 0 and arm in SHOWN_ARMS:
                     shown[arm] = found.assignment.numpy()
                 progress.advance(bar)
-    assert first is not None
     result = write_rows(out, "distributions", {"rings": asdict(settings)}, record, values, NOTES)
+    first = draw_rings(settings, settings.num_test, derive_seed(0, "rings", 1))
     save_ring_figure(
         name_figures(out, "rings"),
         points=first.points.numpy(),

@@ -37,7 +37,9 @@ NUM_SUBNETWORKS = 10
 TARGET = 1
 """Class of the sample to which divergences are drawn."""
 BORDER = 0.8
-LEAST = 0.25
+"""Width of the plane that is drawn around the samples."""
+LEAST_COORDINATE = 0.25
+"""In the shifted plane."""
 Divergence = Callable[[Tensor, Tensor], Tensor]
 LEARNED: dict[str, Form] = {"learned, max form": "max", "learned, smooth form": "smooth"}
 CLASSICAL: dict[str, tuple[bregman.Generator, bool]] = {
@@ -99,7 +101,7 @@ def run_divergence_2d(
         ends = points.amin(dim=0), points.amax(dim=0)
         middle, half = (ends[0] + ends[1]) / 2, (ends[1] - ends[0]).max() / 2 + BORDER
         low, high = middle - half, middle + half  # the square that is drawn
-        shift = LEAST - torch.minimum(low, held_out.amin(dim=0))
+        shift = LEAST_COORDINATE - torch.minimum(low, held_out.amin(dim=0))
         measures |= list_classical(shift)
         for name, measure in measures.items():
             for metric, found in measure_separation(measure(held_out, held_out), truth).items():

@@ -188,7 +188,7 @@ def become_worker() -> None:
 
 
 def run_trial(
-    trial: Trial, source: Source, how: EvaluationPlan, watch: Watch | None = None
+    trial: Trial, source: Source, evaluation: EvaluationPlan, watch: Watch | None = None
 ) -> Record:
     """Train and evaluate a trial; continue it if it has begun.
 
@@ -199,20 +199,20 @@ def run_trial(
         refuse_link(path)
     outcome = trial.outcome()
     if outcome is None:
-        outcome = {"state": "done", "evaluate_on": how.evaluate_on, "metrics": {}}
+        outcome = {"state": "done", "evaluate_on": evaluation.evaluate_on, "metrics": {}}
         try:
-            outcome["metrics"] = _train_and_evaluate(trial, source, how, watch)
+            outcome["metrics"] = _train_and_evaluate(trial, source, evaluation, watch)
         except Diverged as error:
             outcome |= {"state": "diverged", "why": str(error)}
         Run.open(trial.folder).add_result(study=outcome)
-    if not how.keep_checkpoints:
+    if not evaluation.keep_checkpoints:
         shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's is untyped
         torch.compiler.reset()  # the compiled step would keep its memory
     return outcome
 
 
-class _Report(Callback):
+class _EpochWatch(Callback):
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
 
@@ -223,28 +223,27 @@ class _Report(Callback):
 
 
 def _train_and_evaluate(
-    trial: Trial, source: Source, how: EvaluationPlan, watch: Watch | None
+    trial: Trial, source: Source, evaluation: EvaluationPlan, watch: Watch | None
 ) -> dict[str, float]:
     run = trial.open_run() if is_run(trial.folder) else None
     given: dict[str, Any] = {
-        "accelerator": how.accelerator,
+        "accelerator": evaluation.accelerator,
         "source": source,
-        "callbacks": [] if watch is None else [_Report(watch)],
+        "callbacks": [] if watch is None else [_EpochWatch(watch)],
         "console": Console(quiet=True),  # a study says itself what its trials share
     }
     if run is None:
         run = pretrain(trial.config, run=trial.folder, **given)
     elif "pretrain" not in run.result() or not run.last_checkpoint.exists():
         run = resume(trial.folder, **given)
-    return how.evaluate(trial, run, source)
+    return evaluation.evaluate(trial, run, source)
 
 
 class Stopped(Exception):
     """A signal stopped a study or a search; finished work is kept."""
 
     def __init__(self, done: str, command: str, number: int) -> None:
-        name = name_signal(number)
-        super().__init__(f"stopped by {name}; {done}; continue with: {command}")
+        super().__init__(f"stopped by {name_signal(number)}; {done}; continue with: {command}")
         self.signal_number = number
 
 
@@ -259,9 +258,9 @@ class Worker:
     """Runs trials in this process, one after the other, and shows their progress."""
 
     def __init__(
-        self, open_images: Callable[[Trial], Source], how: EvaluationPlan, console: Console
+        self, open_images: Callable[[Trial], Source], evaluation: EvaluationPlan, console: Console
     ) -> None:
-        self.open_images, self.how, self.console = open_images, how, console
+        self.open_images, self.evaluation, self.console = open_images, evaluation, console
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[title]}", markup=False),
@@ -305,7 +304,7 @@ class Worker:
         self.progress.update(self.bar, title=title, status="")
         started, too_large = time.monotonic(), ""
         try:
-            outcome = run_trial(trial, self.open_images(trial), self.how, show)
+            outcome = run_trial(trial, self.open_images(trial), self.evaluation, show)
         except (RuntimeError, MemoryError, UserError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -79,7 +79,7 @@ class Grid(TrialQueue):
     study: Study
     folder: Path
     base: Config
-    how: EvaluationPlan
+    evaluation: EvaluationPlan
     definition: Record
     cells: list[GridCell]
     """Cells that this command trains."""
@@ -120,7 +120,7 @@ class Grid(TrialQueue):
                 (cell.arm.name, cell.seed): KeptPredictions(Run.open(cell.trial.folder))
                 for cell, _ in done
             }
-            images = self.how.name_images(self.base)
+            images = self.evaluation.name_images(self.base)
 
             def find(arm: str, seed: int, metric: str) -> Predictions | None:
                 return kept[arm, seed].find(images, metric)
@@ -164,37 +164,44 @@ def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
 
 
 def run_study(study: Study, options: StudyOptions, console: Console | None = None) -> StudyResult:
-    """Run a study to its end, together with other processes on the same folder."""
+    """Run a study to its end, or only write the results of its runs, and draw its figure."""
     console = console or Console(quiet=True)
     become_worker()
-    if not options.train:
+    if options.train:
+        source = open_study_images(plan_study(study, options), console)
+        grid = open_grid(study, options)
+        results = train_grid(grid, source, console)
+    else:
         grid = open_grid(study, options)
         results = grid.save()
-        save_study_figure(name_figures(grid.folder, study.name), results)
-        return StudyResult(grid.folder, results)
-    source = open_study_images(plan_study(study, options), console)
-    grid = open_grid(study, options)
-    worker = Worker(lambda _: source, grid.how, console)
-    if source.skipped_notice:
-        worker.say(source.skipped_notice)
-    where = "the test images" if grid.how.evaluate_on == "test" else "held-out training images"
-    worker.say(f"study {study.name} in {grid.folder}: {grid.describe()}; evaluated on {where}")
-    if grid.definition["unequal_budget"]:
-        worker.say(f"unequal budget: {'; '.join(grid.definition['unequal_budget'])}")
-    command = shlex.join(["deepbregman", "study", study.name, "--out", str(grid.folder)])
-    results = work(grid, worker, command)
     save_study_figure(name_figures(grid.folder, study.name), results)
     return StudyResult(grid.folder, results)
+
+
+def train_grid(grid: Grid, source: Source, console: Console) -> Record:
+    """Train and evaluate what is missing, together with other processes on the same folder."""
+    worker = Worker(lambda _: source, grid.evaluation, console)
+    if source.skipped_notice:
+        worker.say(source.skipped_notice)
+    where = (
+        "the test images" if grid.evaluation.evaluate_on == "test" else "held-out training images"
+    )
+    name = grid.study.name
+    worker.say(f"study {name} in {grid.folder}: {grid.describe()}; evaluated on {where}")
+    if grid.definition["unequal_budget"]:
+        worker.say(f"unequal budget: {'; '.join(grid.definition['unequal_budget'])}")
+    command = shlex.join(["deepbregman", "study", name, "--out", str(grid.folder)])
+    return work(grid, worker, command)
 
 
 def open_study_images(plan: GridPlan, console: Console) -> Source:
     """Open the images of a study, before its folder is made: images may be refused."""
     configs = [override(plan.base, arm.changes) for arm in plan.chosen]
     largest = max(config.data.image_size for config in configs)
-    how = EvaluationPlan(plan.definition["evaluate_on"])
+    evaluation = EvaluationPlan(plan.definition["evaluate_on"])
     with console.status(f"opening {escape(plan.base.data.source)} ..."):
-        source = how.open_images(override(plan.base, {"data.image_size": largest}))
-    found = [words for config in configs for words in how.check_images(source, config)]
+        source = evaluation.open_images(override(plan.base, {"data.image_size": largest}))
+    found = [words for config in configs for words in evaluation.check_images(source, config)]
     say_each_once(found, console)
     return source
 
@@ -209,7 +216,7 @@ def open_grid(study: Study, options: StudyOptions) -> Grid:
         if definition["provenance"] is None:
             definition["provenance"] = collect_provenance(device_name(device))
         write_json(plan.folder / "study.json", definition)
-    how = EvaluationPlan(
+    evaluation = EvaluationPlan(
         definition["evaluate_on"],
         linear_epochs=definition["linear_epochs"],
         keep_checkpoints=options.keep_checkpoints,
@@ -219,4 +226,4 @@ def open_grid(study: Study, options: StudyOptions) -> Grid:
     # Of all arms: an arm that is not chosen may be the first of a trial that several share.
     cells = plan_cells(plan.arms, plan.base, seeds, plan.folder / "runs")
     cells = [cell for cell in cells if cell.arm in plan.chosen]
-    return Grid(plan.study, plan.folder, plan.base, how, definition, cells)
+    return Grid(plan.study, plan.folder, plan.base, evaluation, definition, cells)

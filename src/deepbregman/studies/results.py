@@ -20,7 +20,7 @@ from deepbregman.runs import Record, now, write_csv, write_json
 from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
 from deepbregman.terminal import say
 
-from .definition import CARRIED, StudyResult
+from .definition import PLUS_DIVERGENCE, StudyResult
 
 if TYPE_CHECKING:
     from deepbregman.evaluation.results import Predictions  # loads torch, which takes seconds
@@ -61,8 +61,8 @@ def find_references(study: Record) -> dict[str, str]:
     """
     if study.get("with_divergence"):
         names = {arm["name"] for arm in study["arms"]}
-        alone = {name: name.removesuffix(CARRIED) for name in names if name.endswith(CARRIED)}
-        return {name: other for name, other in alone.items() if other in names}
+        alone = {name: name.removesuffix(PLUS_DIVERGENCE) for name in names}
+        return {name: other for name, other in alone.items() if other in names - {name}}
     first: dict[str, str] = {}
     for arm in study["arms"]:
         first.setdefault(arm["series"], arm["name"])

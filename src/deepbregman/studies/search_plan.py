@@ -60,7 +60,7 @@ class Interval:
     @property
     def ends(self) -> tuple[Value, ...]:
         """The values that are checked beforehand."""
-        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+        return self.low, self.high
 
     def suggest(self, trial: "optuna.Trial") -> Value:
         """Let a trial take a value."""
@@ -69,8 +69,7 @@ class Interval:
         return trial.suggest_float(self.field, self.low, self.high, log=self.log)
 
     def __str__(self) -> str:
-        ends = [f"{int(end)}" if self.whole else repr(end) for end in (self.low, self.high)]
-        return f"{self.field}={':'.join(ends)}{':log' * self.log}"
+        return f"{self.field}={self.low!r}:{self.high!r}{':log' * self.log}"
 
 
 @dataclass(frozen=True)
@@ -279,8 +278,7 @@ def plan_search(recipe: str | None, options: SearchOptions, stored: Record | Non
     config = build_config(recipe, given, before, kept)
     check_same(before, config, "this search")
     defaults = {**DEFAULTS, "recipe": recipe, "changes": kept, **(stored or {})}
-    names = ("objective", "sampler", "prune", "trials")
-    asked = {name: getattr(options, name) for name in names}
+    asked = {name: getattr(options, name) for name in DEFAULTS}
     definition: Record = {
         **defaults,
         **{name: value for name, value in asked.items() if value is not None},

@@ -33,11 +33,14 @@ MAX_DEATHS = 3
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 TAKEN = (TrialState.RUNNING, *DONE)
 """States that count towards the trials of a search."""
-CONTINUES, STOPPED, FAULTY, SURPLUS = "continues", "stopped", "faulty", "surplus"
-TOO_LARGE, BEGUN = "too large", "begun"
-"""Marks of a trial: the trial that it continues, stopped by a signal, ended by an error of its own,
-not needed because there were enough, ended since memory ran out, with the words of that error, and
-begun: its worker has sent a heartbeat."""
+
+# Marks of a trial.
+CONTINUES = "continues"  # the number of the first attempt at it
+STOPPED = "stopped"  # by a signal
+FAULTY = "faulty"  # ended by an error of its own
+SURPLUS = "surplus"  # not needed, because there were enough
+TOO_LARGE = "too large"  # memory ran out; the value is the words of that error
+BEGUN = "begun"  # its worker has sent a heartbeat
 
 
 def open_storage(url: str) -> RDBStorage:
@@ -116,7 +119,7 @@ class AttemptedTrial:
 
     @property
     def too_large(self) -> str | None:
-        """Words of the error, if memory ran out in the last attempt; it keeps its place."""
+        """Words of the error, if memory ran out in the last attempt; the trial still counts."""
         words: str | None = self.attempts[-1].user_attrs.get(TOO_LARGE)
         return words
 

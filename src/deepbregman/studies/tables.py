@@ -83,6 +83,7 @@ MEASURES = (
 QUANTITY = ("data", "trained_on", "protocol", "variant", "metric")
 """Fields that identify a quantity."""
 TRAINING = ("semi", "supervised", "transfer")
+"""Protocols that train an encoder, so that they cannot share features with others."""
 MOST_CLASSES = 20
 """Datasets of more classes get no table by class."""
 
@@ -216,17 +217,19 @@ class TableQueue(TrialQueue):
 
 
 def run_tables(options: TableOptions, console: Console) -> StudyResult:
-    """Train and measure what is missing, together with other processes, and write the tables."""
+    """Measure what is missing, or only write the tables of the runs, and draw the figure."""
     become_worker()
-    plan = plan_tables(options)
-    queue = TableQueue(plan)
-    figures = name_figures(options.out, "differences")
-    if not options.train:
-        results = queue.save()
-        save_difference_figure(figures, results)
-        return StudyResult(options.out, results)
+    queue = TableQueue(plan_tables(options))
+    results = measure_missing(queue, console) if options.train else queue.save()
+    save_difference_figure(name_figures(options.out, "differences"), results)
+    return StudyResult(options.out, results)
+
+
+def measure_missing(queue: TableQueue, console: Console) -> Record:
+    """Train and measure what is missing, together with other processes on the same folder."""
+    plan, options = queue.plan, queue.plan.options
     device = pick_device(options.accelerator)
-    how = TableEvaluation(
+    evaluation = TableEvaluation(
         "test",
         keep_checkpoints=options.keep_checkpoints,
         accelerator=options.accelerator,
@@ -248,16 +251,14 @@ def run_tables(options: TableOptions, console: Console) -> StudyResult:
         for trial in queue.waiting:  # they are refused before a folder is made and hours are spent
             config = trial.config
             source = open_images(config.data.source, config.data.image_size)
-            found += how.check_images(source, config)
+            found += evaluation.check_images(source, config)
     say_each_once(found, console)
     _begin(plan, device_name(device))
     worker = Worker(
-        lambda t: open_images(t.config.data.source, t.config.data.image_size), how, console
+        lambda t: open_images(t.config.data.source, t.config.data.image_size), evaluation, console
     )
     worker.say(f"tables in {options.out}: {queue.describe()}; evaluated on the test images")
-    results = work(queue, worker, "the same command")
-    save_difference_figure(figures, results)
-    return StudyResult(options.out, results)
+    return work(queue, worker, "the same command")
 
 
 def _begin(plan: TablePlan, device: str) -> None:

@@ -87,10 +87,10 @@ def run_search(
     url, name = locate_storage(options, folder)
 
     def open_images(plan: SearchPlan) -> Source:
-        how = EvaluationPlan("holdout")
+        evaluation = EvaluationPlan("holdout")
         with console.status(f"opening {escape(plan.base.data.source)} ..."):
-            source = how.open_images(plan.base)
-        say_each_once(how.check_images(source, plan.largest_batch), console)
+            source = evaluation.open_images(plan.base)
+        say_each_once(evaluation.check_images(source, plan.largest_batch), console)
         return source
 
     source = None
@@ -103,8 +103,8 @@ def run_search(
         if entry is not None and is_dataset(plan.definition["data"], entry.published_data):
             plan.definition["published"] = dict(entry.published)  # trials.json has it, for reports
         protocols = (plan.definition["objective"],)
-        how = EvaluationPlan("holdout", protocols, accelerator=options.accelerator)
-        worker = Worker(lambda _: source, how, console)
+        evaluation = EvaluationPlan("holdout", protocols, accelerator=options.accelerator)
+        worker = Worker(lambda _: source, evaluation, console)
         if source.skipped_notice:
             worker.say(source.skipped_notice)
         queue = SearchQueue(study, plan, folder, options.trials or plan.definition["trials"])
@@ -241,7 +241,7 @@ class SearchQueue(SharedSearch, Queue):
         if outcome["state"] == "diverged":
             trial.set_user_attr("diverged", True)
             # The accuracy of the most common class.
-            test = worker.how.splits(worker.open_images(attempt), config).known_test
+            test = worker.evaluation.splits(worker.open_images(attempt), config).known_test
             return 100.0 * test.known_labels.bincount().max().item() / len(test)
         start = METRICS[self.plan.definition["objective"]]
         return float(next(v for name, v in outcome["metrics"].items() if name.startswith(start)))

@@ -30,7 +30,6 @@ STUDY = Study(
         )
         for name, words, without, needed in STEPS
     ),
-    x_label="augmentations",
     figure="drops",
     note=(
         "The paper shows it on ImageNet, as a figure whose values its text does not give; SimCLR's "

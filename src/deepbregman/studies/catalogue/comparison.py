@@ -6,7 +6,6 @@ STUDY = Study(
     name="comparison",
     title="Does the divergence help?",
     arms=(),
-    x_label="recipe",
     figure="pairs",
     recipes=("simclr", "best"),
     published=(

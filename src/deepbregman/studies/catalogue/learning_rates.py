@@ -7,7 +7,6 @@ STUDY = Study(
     name="learning-rates",
     title="Which learning rate suits each method?",
     arms=(),
-    x_label="method",
     figure="groups",
     recipes=methods.STUDY.recipes,
     rate_factors=(1.0, 0.3, 3.0),

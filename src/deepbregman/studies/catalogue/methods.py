@@ -6,7 +6,6 @@ STUDY = Study(
     name="methods",
     title="Which method, and does the divergence help it?",
     arms=(),
-    x_label="method",
     figure="groups",
     recipes=(
         *("simclr", "simclr-v2", "moco-v2", "moco-v2plus", "moco-v3", "nnclr", "byol", "simsiam"),

@@ -13,7 +13,6 @@ STUDY = Study(
             beyond=("negative",),
         ),
     ),
-    x_label="kernel",
     figure="bars",
     field="divergence.kernel",
     reference="none",

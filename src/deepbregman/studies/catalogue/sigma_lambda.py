@@ -5,12 +5,9 @@ from deepbregman.studies.definition import Search
 STUDY = Search(
     name="sigma-lambda",
     title="Which sigma and which lambda? A Bayesian search on held-out images.",
+    # The paper has no ranges. These hold its best values with room on either side.
     space=("divergence.sigma=0.1:10:log", "objective.weight=0.1:20:log"),
     trials=40,
     published={"divergence.sigma": 1.5, "objective.weight": 5.0},
     published_data="cifar10",
-    note=(
-        "The paper reports the best values, 1.5 and 5 on CIFAR-10, and no ranges; these hold both "
-        "with room on either side."
-    ),
 )

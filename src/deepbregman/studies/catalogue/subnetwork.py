@@ -30,7 +30,6 @@ STUDY = Study(
             for label, value in values.items()
         ),
     ),
-    x_label="factor",
     figure="parts",
     reference="recipe",
     note=(

@@ -60,7 +60,6 @@ STUDY = Study(
             for label, changes in labels.items()
         ),
     ),
-    x_label="part",
     figure="parts",
     recipe="best",
     reference="none",

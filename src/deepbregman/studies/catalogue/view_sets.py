@@ -12,7 +12,6 @@ STUDY = Study(
             ("distributions", "views as distributions", "halves"),
         )
     ),
-    x_label="views",
     figure="bars",
     recipe="digits",
     reference="points",
