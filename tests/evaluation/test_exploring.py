@@ -155,7 +155,7 @@ def test_tables_that_say_nothing(tmp_path, text, words):
 
 
 def test_of_too_many_images_a_sample_keeps_names_and_labels(monkeypatch):
-    monkeypatch.setattr(exploring, "LARGEST", 30)
+    monkeypatch.setattr(exploring, "MOST_IMAGES", 30)
     pixels = torch.arange(80, dtype=torch.uint8)[:, None, None, None].expand(80, 3, 2, 2)
     train = Split(ArrayImages(pixels), torch.arange(80))
     test = Split(ArrayImages(pixels[:20]), torch.arange(20), tuple(f"{i}.png" for i in range(20)))

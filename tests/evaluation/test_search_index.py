@@ -192,7 +192,7 @@ def test_a_damaged_index_is_made_again(run, photos, loads):
 def test_an_index_that_is_too_large_is_not_kept(run, photos, monkeypatch):
     kept = list_hits(ask(run, photos))
     shutil.rmtree(run.path / "features")
-    monkeypatch.setattr(search_index, "LARGEST", 1000)
+    monkeypatch.setattr(search_index, "LARGEST_BYTES", 1000)
     monkeypatch.setattr(retrieval, "normalise_rows", None)  # nor is it made
     found = list_hits(ask(run, photos))
     assert not list((run.path / "features").glob("*.safetensors"))

@@ -209,9 +209,8 @@ def _measure(source: "Source", skip_unreadable: bool) -> Record:
     from deepbregman.data import FileImages, channel_statistics
 
     images = source.train.images
-    num_measured = len(images)
-    if isinstance(images, FileImages):
-        num_measured = min(num_measured, MEASURED_FILES)
+    most = MEASURED_FILES if isinstance(images, FileImages) else len(images)
+    num_measured = min(len(images), most)
     mean, deviation = channel_statistics(
         images, max_images=num_measured, skip_unreadable=skip_unreadable
     )

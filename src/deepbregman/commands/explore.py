@@ -104,7 +104,7 @@ def explore(
     found = explore_images(
         images, labels=table, clusters=clusters, split=split, seed=seed, progress=report
     )
-    page = _describe(images.loaded.run, found, images.data)
+    page = _make_page(images.loaded.run, found, images.data)
     side = choose_thumbnail_side(len(found.names))
     pixels = read_pixels(found, side, report)
     if format == "parquet":
@@ -132,7 +132,7 @@ def show(explored: Explored, console: Console) -> None:
         say(console, "open it in a browser; it needs no network")
 
 
-def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
+def _make_page(run: Run, found: "Exploration", data: str) -> "Explorer":
     """Turn what was computed into what the page shows."""
     import numpy as np
 

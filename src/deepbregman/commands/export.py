@@ -87,7 +87,7 @@ def export(
     """
     out = Path(out)
     sidecar = out.with_name(f"{out.name}.json")
-    _check(out, sidecar, format)
+    _check_output(out, sidecar, format)
     run = Run.open(run)
     _check_encoder(run.config.encoder.name, format)
 
@@ -110,7 +110,7 @@ def show(exported: Exported, console: Console) -> None:
     say(console, f"\n{exported.usage}".rstrip())
 
 
-def _check(out: Path, sidecar: Path, format: str) -> None:
+def _check_output(out: Path, sidecar: Path, format: str) -> None:
     """Refuse what cannot succeed before anything is loaded."""
     require_known("format", format, FORMATS)
     check_new_file(out, FORMATS[format].suffix)

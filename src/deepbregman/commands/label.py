@@ -43,15 +43,15 @@ else:
     Labels = Path
 
 
-FIRST = 50
+FIRST_IMAGES = 50
 """Images that are drawn to be labelled first."""
-UNEVEN = 2
+UNEVEN_RATIO = 2
 """Where the largest class has over this many times the labels of the smallest, the mean accuracy
 over the classes is printed as well."""
-WIDE = 25.0
+WIDE_INTERVAL = 25.0
 """Percentage points; of a wider interval the user is told how to narrow it."""
-LOW = 90.0
-"""Per cent; where less is expected of a run that was trained for a short time, it is told so."""
+LOW_ACCURACY = 90.0
+"""Per cent; where less is expected, and training was short, the user is told so."""
 
 
 def label(
@@ -203,7 +203,7 @@ def draw(
     *,
     out: Path,
     sheet: MaybePath = None,
-    suggest: int = FIRST,
+    suggest: int = FIRST_IMAGES,
     data: MaybeText = None,
     seed: int = 0,
     skip_unreadable: bool = False,
@@ -270,7 +270,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
 def show(found: "Labelling", console: Console) -> None:
     """Print the classifiers, the labels, the expected accuracy and what to do next."""
     sizes = [size for size in found.class_sizes if size > 1]
-    is_uneven = max(sizes) > UNEVEN * min(sizes)
+    is_uneven = max(sizes) > UNEVEN_RATIO * min(sizes)
     _show_tables(found, is_uneven, console)
     for words in _find_surprises(found):
         say(console, f"warning: {words}", "yellow")
@@ -314,12 +314,12 @@ def _show_accuracy(found: "Labelling", is_uneven: bool, console: Console) -> Non
         holds = "images like these"
     accuracy = _describe(found.expected)
     say(console, f"expected accuracy: {accuracy}, from {images}; this holds for {holds}")
-    if found.expected.high - found.expected.low > WIDE:
+    if found.expected.high - found.expected.low > WIDE_INTERVAL:
         words = "with 4 times as many labels, drawn at random, it is about half as wide"
         say(console, f"the interval is wide; {words}")
     trained = Run.open(found.run)
     short = suggest_more_epochs(trained, trained.config) if is_complete(trained) else ""
-    if found.expected.value < LOW and short:
+    if found.expected.value < LOW_ACCURACY and short:
         say(console, f"training was short: {short}")
     if is_uneven:
         which = " with two labels or more" * (1 in found.class_sizes)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 FIGURE = "quickstart.png"
 LABELS_PER_CLASS = 5
 DRAWS = 20
-FEW_LABEL_L2 = 1e-2
-"""Penalty of the linear classifiers on few labels, which leave nothing to choose it on."""
 
 Labelled = tuple["Tensor", "Tensor"]
 """Features (N, d) and labels (N,)."""
@@ -73,7 +71,7 @@ def show(run: Run, console: Console) -> None:
 
 def measure(name: str, train: Labelled, test: Labelled, seed: int) -> Record:
     """Measure one kind of features: linear accuracy, accuracy with few labels, kNN."""
-    from deepbregman.evaluation.few import draw_labels
+    from deepbregman.evaluation.few import PENALTY, draw_labels
     from deepbregman.evaluation.knn import knn_accuracy
     from deepbregman.evaluation.linear import fit_best, fit_linear
     from deepbregman.evaluation.results import top_k_accuracy
@@ -81,7 +79,7 @@ def measure(name: str, train: Labelled, test: Labelled, seed: int) -> Record:
     num_classes = 1 + int(train[1].max())
     subsets = [draw_labels(train[1], LABELS_PER_CLASS, draw) for draw in range(DRAWS)]
     classifier, _ = fit_best(*train, num_classes, seed)
-    fit = partial(fit_linear, num_classes=num_classes, l2=FEW_LABEL_L2, one_scale=True)
+    fit = partial(fit_linear, num_classes=num_classes, l2=PENALTY, one_scale=True)
     few_labels = (fit(*(part[rows] for part in train)) for rows in subsets)
     few = summarise([top_k_accuracy(each.predict(test[0]), test[1]) for each in few_labels])
     return {

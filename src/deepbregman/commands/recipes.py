@@ -11,11 +11,11 @@ from rich.syntax import Syntax
 from deepbregman import config
 from deepbregman.terminal import print_choices
 
-FIRST = (
+LISTED_FIRST = (
     *("auto", "best", "cifar10-fast", "cifar10-summit", "digits", "simclr"),
     *("paper", "paper-imagenet", "authors"),
 )
-"""Listed before the methods of others."""
+"""Our own; the methods of others follow."""
 
 
 def recipes(
@@ -44,7 +44,7 @@ def show(result: str | dict[str, str], console: Console) -> None:
         else:
             print(result, end="")
         return
-    names = dict.fromkeys((*FIRST, *result))
+    names = dict.fromkeys((*LISTED_FIRST, *result))
     print_choices(console, {name: _summarise(result[name]) for name in names})
     console.print("\ndeepbregman recipes NAME prints a recipe, with its cost and what to expect")
 

@@ -42,14 +42,14 @@ METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learn
 """Method, and the name of its variant in rows."""
 CONTROL = "embedding"
 """k-means of the embeddings that scores are of; only an evaluation asks for it."""
-CLUSTERS = 12
+MOST_BY_DEFAULT = 12
 """Largest number of clusters if there are no classes, or one."""
 RESTARTS = 10
 """Starts, of which the best is kept."""
 MAX_ITERATIONS = 300
-SHOWN = 10
+SHOWN_IMAGES = 10
 """Images of a cluster in its picture."""
-MOST_CLUSTERS = 60
+SHOWN_CLUSTERS = 60
 """Clusters in a picture, the largest first."""
 _ENTRIES = 2**22  # entries of a matrix of points and centroids at a time: 32 MiB in float64
 
@@ -157,9 +157,12 @@ def prepare_distance(points: Tensor, num_clusters: int) -> Diverge:
 
 
 def _drop_rounding(differences: Tensor, size: Tensor) -> Tensor:
-    """Set differences of numbers of a size to 0 where they are within rounding.
+    """Set differences to 0 where rounding alone can explain them.
 
-    Rounding would otherwise move equal points into clusters that should stay empty.
+    Otherwise equal points would move into clusters that should stay empty.
+
+    Args:
+        size: of the numbers whose differences they are.
     """
     rounding = 10 * torch.finfo(differences.dtype).eps * size
     return differences.masked_fill(differences <= rounding, 0.0)
@@ -376,7 +379,7 @@ def number_by_size(assignment: Tensor, count: int) -> Tensor:
 def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> int:
     """Return the number of clusters: as given, or by the classes, or by the number of images."""
     if clusters is None:
-        few = max(2, min(CLUSTERS, math.isqrt(num_images)))
+        few = max(2, min(MOST_BY_DEFAULT, math.isqrt(num_images)))
         clusters = num_classes if num_classes > 1 else few
     if not 2 <= clusters <= num_images:
         raise UserError(
@@ -455,13 +458,15 @@ def find_typical(
     features, smoothing = gallery.features, opened.loaded.config.divergence.smoothing
     assignment = assignment.to(features.representation.device)
     sizes = torch.bincount(assignment)
-    largest = sizes.argsort(descending=True, stable=True)[:MOST_CLUSTERS].tolist()
+    largest = sizes.argsort(descending=True, stable=True)[:SHOWN_CLUSTERS].tolist()
     ranked = {}
     for number in largest:
         members = (assignment == number).nonzero().flatten()
         if len(members):
             found, far = rank_members(method, features, members, smoothing)
-            ranked[number] = list(zip(found[:SHOWN].tolist(), far[:SHOWN].tolist(), strict=True))
+            ranked[number] = list(
+                zip(found[:SHOWN_IMAGES].tolist(), far[:SHOWN_IMAGES].tolist(), strict=True)
+            )
     pixels = gallery.pictures([i for pairs in ranked.values() for i, _ in pairs])
     names, classes = gallery.names, opened.name_classes(gallery)
     clusters = []

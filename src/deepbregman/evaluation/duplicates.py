@@ -24,13 +24,13 @@ from deepbregman.terminal import ReportProgress, ignore_progress
 from .gallery import Gallery, OpenedRun, Pixels, open_gallery
 from .knn import normalise_rows
 
-SAMPLE = 200
+SAMPLED_IMAGES = 200
 """Images of which slightly changed copies are made to find the threshold."""
 FOUND_SHARE = 0.75
 """Share of these copies that the threshold finds."""
-CUT = 0.03
+CUT_SHARE = 0.03
 """Share of the side that is cut off each edge of a copy."""
-QUALITY = 70
+JPEG_QUALITY = 70
 ALIKE_SHARE = 0.95
 """Share of such copies whose pixels count as alike."""
 THUMBNAIL = 16
@@ -177,7 +177,9 @@ def choose_thresholds(opened: OpenedRun, gallery: Gallery, features: Tensor) -> 
 
     A copy has lost its edges and was compressed anew, as photographs are when they are passed on.
     """
-    chosen = np.unique(np.linspace(0, len(features) - 1, SAMPLE).round().astype(int)).tolist()
+    chosen = np.unique(
+        np.linspace(0, len(features) - 1, SAMPLED_IMAGES).round().astype(int)
+    ).tolist()
     originals = list(gallery.pictures(chosen, 0).values())
     copies = [_change_slightly(image) for image in originals]
     height = max(copy.shape[0] for copy in copies)
@@ -218,10 +220,10 @@ def shrink(images: Sequence[Pixels]) -> Tensor:
 
 def _change_slightly(image: Pixels) -> Pixels:
     height, width = image.shape[:2]
-    top, left = round(CUT * height), round(CUT * width)
+    top, left = round(CUT_SHARE * height), round(CUT_SHARE * width)
     file = io.BytesIO()
     kept = np.ascontiguousarray(image[top : height - top, left : width - left])
-    Image.fromarray(kept).save(file, "JPEG", quality=QUALITY)
+    Image.fromarray(kept).save(file, "JPEG", quality=JPEG_QUALITY)
     return np.array(Image.open(file))
 
 

@@ -27,18 +27,18 @@ from .features import Features
 from .gallery import Gallery, OpenedRun, Pixels, image_name
 from .knn import MEASURES, normalise_rows, rank_bank, select_features
 
-LARGEST = 50_000
+MOST_IMAGES = 50_000
 """Images of a page; of more a seeded sample is shown."""
-NEAREST = 12
-HIGHEST = 24
+SHOWN_NEIGHBOURS = 12
+IMAGES_PER_SUBNETWORK = 24
 """Images listed for each subnetwork."""
 MOST_SUBNETWORKS = 256
 """Listed, those first that win most often."""
 SCORE_BYTES = 8_000_000
 """Memory for the scores that images can be coloured by."""
 MAP_NEIGHBOURS = 15
-FEWEST = 10
-"""Images for a map by UMAP or t-SNE."""
+FEWEST_FOR_MAP = 10
+"""Images that a map by UMAP or t-SNE needs; fewer are placed by their principal components."""
 _QUERIES = 2048  # images that are compared at a time
 _DECODED = 512
 _OBLONG = 1.5  # the longer side of a usual photo: a thumbnail shows the middle
@@ -127,7 +127,7 @@ def explore_images(
         method,
         _cluster(features.representation, count, seed),
         {
-            measure: Ranked(found.indices[:, :NEAREST], found.values[:, :NEAREST])
+            measure: Ranked(found.indices[:, :SHOWN_NEIGHBOURS], found.values[:, :SHOWN_NEIGHBOURS])
             for measure, found in ranked.items()
         },
         None if features.scores is None else find_winners(features.scores),
@@ -136,16 +136,16 @@ def explore_images(
 
 
 def _sample(splits: dict[str, Split], seed: int) -> dict[str, Split]:
-    """Take at most ``LARGEST`` images, the same share of each split; names stay as they were."""
+    """Take at most ``MOST_IMAGES``, the same share of each split; names stay as they were."""
     total = sum(map(len, splits.values()))
-    if total <= LARGEST:
+    if total <= MOST_IMAGES:
         return splits
-    words = f"{total:,} images are too many for a page: a sample of {LARGEST:,} is shown"
+    words = f"{total:,} images are too many for a page: a sample of {MOST_IMAGES:,} is shown"
     notify(words, stacklevel=4)
     sampled, seen = {}, 0
     for name, part in splits.items():
         seen += len(part)
-        share = seen * LARGEST // total - (seen - len(part)) * LARGEST // total
+        share = seen * MOST_IMAGES // total - (seen - len(part)) * MOST_IMAGES // total
         generator = torch.Generator().manual_seed(derive_seed(seed, f"sample of {name}"))
         chosen = torch.randperm(len(part), generator=generator)[:share].sort().values
         names = tuple(image_name(name, part, index) for index in chosen.tolist())
@@ -162,7 +162,7 @@ def rank_all(
 ) -> Ranked:
     """Find the images most like each image, as many as the map and the page need."""
     bank = select_features(features, measure)
-    k = min(max(NEAREST, MAP_NEIGHBOURS), len(bank) - 1)
+    k = min(max(SHOWN_NEIGHBOURS, MAP_NEIGHBOURS), len(bank) - 1)
     indices, values = [], []
     for start in range(0, len(bank), _QUERIES):
         queries = bank[start : start + _QUERIES]
@@ -228,7 +228,7 @@ def _recall_map(
 
 def choose_map(count: int) -> str:
     """Choose how a number of images are placed: by UMAP if umap-learn is installed, or t-SNE."""
-    if count < FEWEST:
+    if count < FEWEST_FOR_MAP:
         return "principal components"
     return "UMAP" if importlib.util.find_spec("umap") is not None else "t-SNE"
 
@@ -282,7 +282,7 @@ def find_winners(scores: Tensor) -> Winners:
     wins = torch.bincount(winner, minlength=scores.shape[1])
     chosen = wins.argsort(descending=True, stable=True)[:MOST_SUBNETWORKS]
     shown = scores[:, chosen]
-    highest = shown.topk(min(HIGHEST, len(scores)), dim=0).indices.T
+    highest = shown.topk(min(IMAGES_PER_SUBNETWORK, len(scores)), dim=0).indices.T
     levels = None
     if shown.numel() <= SCORE_BYTES:
         low, high = shown.amin(dim=0), shown.amax(dim=0)

@@ -247,8 +247,10 @@ def predict_labels(
         probabilities=probabilities,
         judged=[judged[index][0] for index in order],
         guess=guess,
-        expected=_expect(hits, losses, choosing, drawn, len(fold_sizes), seed),
-        expected_balanced=_expect(hits, losses, choosing, weights * drawn, len(fold_sizes), seed),
+        expected=_expect_interval(hits, losses, choosing, drawn, len(fold_sizes), seed),
+        expected_balanced=_expect_interval(
+            hits, losses, choosing, weights * drawn, len(fold_sizes), seed
+        ),
         class_accuracies=tuple(accuracies.get(place) for place in range(num_classes)),
     )
 
@@ -264,7 +266,7 @@ def _judge(
     return Judged(classifier, accuracy, balanced, losses.mean().item(), temperature), right, losses
 
 
-def _expect(
+def _expect_interval(
     correct: Tensor, losses: Tensor, choosing: Tensor, counted: Tensor, num_folds: int, seed: int
 ) -> ExpectedAccuracy:
     share = expect_accuracy(correct, losses, seed, choosing=choosing, counted=counted)

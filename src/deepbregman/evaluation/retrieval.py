@@ -193,7 +193,7 @@ def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex |
     if len(files) < len(gallery.names):
         return None
     features = gallery.features
-    if features.representation.nbytes > search_index.LARGEST:
+    if features.representation.nbytes > search_index.LARGEST_BYTES:
         return None
     unit = normalise_rows(features.representation).cpu().numpy()
     measures = {"cosine": Planes(unit, np.zeros(len(unit), np.float32), unit)}
@@ -203,7 +203,7 @@ def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex |
         if points is None:
             return None
         parts = (tangents.slopes, tangents.offsets, points)
-        if sum(part.nbytes for part in parts) > search_index.LARGEST:
+        if sum(part.nbytes for part in parts) > search_index.LARGEST_BYTES:
             return None
         measures["divergence"] = Planes(*(part.cpu().numpy() for part in parts))
     images = next(iter(gallery.parts.values())).split.images

@@ -34,8 +34,8 @@ FOLDER = "features"
 """Name of the folder in a run's folder."""
 PLACE = re.compile(r"(train|test):(\d{1,18})")
 """A query that names an image by its place in a split."""
-LARGEST = 2**28
-"""Bytes of an index; a larger one is not kept, since reading it would take long."""
+LARGEST_BYTES = 2**28
+"""Of an index; a larger one is not kept, since reading it would take long."""
 _TEXT_FIELDS = ("sizes", "names", "files", "classes", "side", "notice")  # kept as JSON
 
 Pixels = npt.NDArray[np.uint8]
@@ -223,7 +223,7 @@ def write_index(folder: Path, networks: str, key: str, index: SearchIndex) -> No
         if planes.points is planes.slopes:
             del parts["points"]
         arrays |= {f"{measure}.{name}": np.ascontiguousarray(a) for name, a in parts.items()}
-    if sum(array.nbytes for array in arrays.values()) > LARGEST:
+    if sum(array.nbytes for array in arrays.values()) > LARGEST_BYTES:
         return
     words = {name: getattr(index, name) for name in _TEXT_FIELDS}
     content = save(arrays, {"index": json.dumps(words)})
