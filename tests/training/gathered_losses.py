@@ -5,6 +5,7 @@ usage: gathered_losses.py FILE, with torchrun's variables in the environment for
 
 import os
 import sys
+import time
 
 import pytest
 import torch
@@ -44,8 +45,9 @@ def main(path: str) -> None:
     torch.save({"losses": losses.detach(), "gradients": gradients}, f"{path}.{rank}")
     if together:
         refuse_other_rows(rank)
-        # Freed by the wrapper, which holds Python's lock, the group may wait forever for a thread
-        # of its own that wants the lock (seen once with torch 2.11).
+        # Freeing the wrapper or the group can wait forever for a thread of the group that still frees
+        # its buffers and wants Python's lock (seen with torch 2.7 and 2.11): let it finish first.
+        time.sleep(0.5)
         del trained
         dist.destroy_process_group()
 
