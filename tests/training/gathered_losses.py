@@ -45,8 +45,8 @@ def main(path: str) -> None:
     torch.save({"losses": losses.detach(), "gradients": gradients}, f"{path}.{rank}")
     if together:
         refuse_other_rows(rank)
-        # Freeing the wrapper or the group can wait forever for a thread of the group that still frees
-        # its buffers and wants Python's lock (seen with torch 2.7 and 2.11): let it finish first.
+        # Freeing the wrapper or the group can wait forever for a thread of the group that frees its
+        # buffers and wants Python's lock (seen with torch 2.7 and 2.11): let it finish first.
         time.sleep(0.5)
         del trained
         dist.destroy_process_group()
