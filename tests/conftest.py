@@ -76,6 +76,16 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+def pytest_exception_interact(call: pytest.CallInfo[Any]) -> None:
+    """End the tests by a signal that a run has caught, as it ends them between runs.
+
+    Otherwise ``timeout 600 pytest`` fails the test of that moment, and goes on with the others.
+    """
+    error = call.excinfo.value if call.excinfo else None
+    if number := getattr(error, "signal_number", None):
+        pytest.exit(f"a signal from outside: {error}", returncode=128 + number)
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # or extension modules tell of what they find at the end
 
