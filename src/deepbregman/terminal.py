@@ -61,8 +61,9 @@ def parse_budget(text: str) -> float:
 
 
 def count_words(number: int, noun: str) -> str:
-    """Write a number of things: ``1 epoch``, ``2,000 epochs``."""
-    return f"{number:,} {noun}" + "s" * (number != 1)
+    """Write a number of things: ``1 epoch``, ``2,000 epochs``, ``2 classes``, ``2 batches``."""
+    ending = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
 def join_words(words: Iterable[str]) -> str:

@@ -474,7 +474,7 @@ def test_digits_have_the_accuracy_that_is_expected(short_run):
             [],
             "2 of 10 names are not images of the data ('red-99",
         ),
-        (["red-1.png", "red-2.png"], [], "all 2 labels are 'red'"),
+        (["red-1.png", "red-2.png"], [], "2 labels, all 'red'"),
         (["red-1.png", "red-2.png", "blue-1.png"], [], "only one image of 'blue'"),
         ([], [], "no image has a label"),
         (FEW, ["--out", "old.csv"], "old.csv exists"),

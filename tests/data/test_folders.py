@@ -133,7 +133,7 @@ def test_links_are_followed_and_loops_are_not(tmp_path, save_picture):
     [
         ([], ["no image in it"]),
         (["notes.txt"], ["no image in it", "(1 other file)", ".jpeg"]),
-        (["1.png", "train/2.png"], ["1 images beside sub-folders", "'train'"]),
+        (["1.png", "train/2.png"], ["1 image beside sub-folders", "'train'"]),
         (["train/a/1.png", "train/b/1.png", "extra/c/1.png"], ["'extra'", "move the rest"]),
         (
             ["train/a/1.png", "train/b/1.png", "test/c/1.png"],
@@ -219,9 +219,9 @@ def test_files_of_a_large_folder_that_cannot_be_decoded_leave_their_split(damage
 
 def test_nothing_readable(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
-    with pytest.raises(UserError, match="none of its 1 images can be read"):
+    with pytest.raises(UserError, match="none of its 1 image can be read"):
         open_source(str(tmp_path), image_size=32, skip_unreadable=True)
-    with pytest.raises(UserError, match=r"none of 1 images can be read: .*a.png.*\(not an image"):
+    with pytest.raises(UserError, match=r"none of 1 image can be read: .*a.png.*\(not an image"):
         typical_side(str(tmp_path))
 
 

@@ -54,7 +54,7 @@ def test_folders_and_mappings(tmp_path):
         ("a1.png,a\na2.png,b\n", "must name the columns"),
         ("image,label\n", "no image has a label"),
         ("image,label\na1.png,\n", "no image has a label"),
-        ("image,label\na1.png,a\na2.png,a\n", "all 2 labels are 'a'"),
+        ("image,label\na1.png,a\na2.png,a\n", "2 labels, all 'a'"),
         ("image,label\na1.png,a\na2.png,a\nb1.png,b\n", "only one image of 'b'"),
         ('image,label\n"a1.png,a\n', "cannot be read as CSV"),
     ],

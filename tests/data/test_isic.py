@@ -127,7 +127,7 @@ def _damage(folder: Path, kind: str) -> None:
     ("kind", "parts"),
     [
         ("row without image", ["GroundTruth.csv", "line 4", "'ISIC_0024308'", "is not in"]),
-        ("image without row", ["no line for 1 images", "'ISIC_0024306'"]),
+        ("image without row", ["no line for 1 image", "'ISIC_0024306'"]),
         ("no one", ["line 2", "0 ones", "exactly one"]),
         ("two ones", ["line 4", "2 ones"]),
         ("no number", ["line 2", "other than numbers"]),
@@ -138,7 +138,7 @@ def _damage(folder: Path, kind: str) -> None:
         ("not text", ["GroundTruth.csv", "cannot be read"]),
         ("no images", ["Training_Input", "is not there", "challenge.isic-archive.com"]),
         ("half a test split", ["Test_GroundTruth", "is not there"]),
-        ("no lesion", ["LesionGroupings.csv", "no lesion for 1 images", "'ISIC_0024306'"]),
+        ("no lesion", ["LesionGroupings.csv", "no lesion for 1 image", "'ISIC_0024306'"]),
     ],
 )
 def test_damage_is_named(isic, kind, parts):

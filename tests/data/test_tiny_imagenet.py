@@ -96,7 +96,7 @@ def _damage(archive: Path, kind: str) -> None:
         ("unknown class", ["line 1", "'n07749583'", "no class of wnids.txt"]),
         ("image not there", ["line 3", "'val_11.JPEG'", "is not in"]),
         ("twice", ["line 4", "'val_0.JPEG' a second time"]),
-        ("image without a line", ["no line for 1 images", "'val_0.JPEG'"]),
+        ("image without a line", ["no line for 1 image", "'val_0.JPEG'"]),
         ("no table", ["val_annotations.txt", "is not there", "data.root"]),
         ("not text", ["val_annotations.txt", "is damaged"]),
         ("no such class folder", ["only one of the two has 'n99999999'"]),

@@ -95,7 +95,7 @@ def test_a_whole_path_wins_over_the_end_of_another(tmp_path):
         ("t.png\nb.png", "1 of them are test images"),
         ("a.png\nb.png", "1 of its names fit several training images, such as 'a.png'"),
         ("at/b.png\nc.png", "'at/b.png'"),  # an end, but not of whole folders
-        ("b.png", r"no image of 1 classes \('dog'\)"),
+        ("b.png", r"no image of 1 class \('dog'\)"),
         (" \n\n", "names no image"),
         ("\udcff", "cannot be read"),
     ],

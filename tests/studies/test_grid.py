@@ -473,7 +473,9 @@ def test_a_run_that_diverges_does_not_end_the_study(tiny, out, capsys):
     assert row["state"] == "diverged"
     assert "lower optimiser.learning_rate" in row["why"]
     assert "(1 diverged)" in capsys.readouterr().out
-    assert "5 (1 of 1 seeds)" in (out / "tables.md").read_text()
+    tables = (out / "tables.md").read_text()
+    assert "5 (1 of 1 seed)" in tables
+    assert ", 1 epoch, " in tables
 
 
 def test_features_that_are_not_finite_are_a_divergence_though_nothing_watches(

@@ -176,7 +176,7 @@ def test_a_run_goes_on_after_skipped_batches(plain_config, tmp_path, poison_view
     poison_views(3, 6)
     console = Console(record=True, width=200, file=io.StringIO())
     run = pretrain(skipping(plain_config, 2), run=tmp_path / "run", console=console)
-    assert console.export_text().count("skipped 1 batches of non-finite loss") == 2
+    assert console.export_text().count("skipped 1 batch of non-finite loss") == 2
     rows = run.metrics()
     assert [row["skipped"] for row in rows] == [0, 1, 1]
     assert all(math.isfinite(row["total"]) for row in rows)
@@ -193,20 +193,20 @@ def test_the_mean_loss_is_that_of_the_batches_that_count(plain_config, tmp_path,
     job.advance(feed)
     expected = job.advance(feed).total.item()
     poison_views(1)
-    with pytest.warns(Notice, match="skipped 1 batches of non-finite loss"):  # told in Python, too
+    with pytest.warns(Notice, match="skipped 1 batch of non-finite loss"):  # told in Python, too
         run = pretrain(skipping(plain_config, 1), run=tmp_path / "again")
     assert run.metrics()[0]["total"] == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*skipped 1 batches")
+@pytest.mark.filterwarnings("ignore:.*skipped 1 batch")
 def test_no_more_than_allowed(plain_config, tmp_path, poison_views):
     poison_views(3, 6)
-    with pytest.raises(UserError, match=r"not finite at step 6, .*no more than 1 batches"):
+    with pytest.raises(UserError, match=r"not finite at step 6, .*no more than 1 batch"):
         pretrain(skipping(plain_config, 1), run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == 4
 
 
-@pytest.mark.filterwarnings("ignore:.*skipped 1 batches")
+@pytest.mark.filterwarnings("ignore:.*skipped 1 batch")
 def test_what_was_skipped_before_a_resumption_counts(
     plain_config, tmp_path, poison_views, stop_after
 ):

@@ -325,7 +325,7 @@ def test_an_image_that_is_damaged_in_the_meantime_may_be_left_out(
     path.write_bytes(content)
     with pytest.raises(UserError, match="--skip-unreadable"):
         resume(run.path)
-    with pytest.warns(Notice, match="1 images could not be decoded"):
+    with pytest.warns(Notice, match="1 image could not be decoded; training used others"):
         resume(run.path, changes={"data.skip_unreadable": True})
 
 

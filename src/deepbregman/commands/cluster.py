@@ -115,7 +115,8 @@ def write_sheet(path: Path, method: str, clusters: "Sequence[TypicalCluster]") -
             Tile(pixels, str(rank), format_distance(distance), caption_image(name, known))
             for rank, (name, known, pixels, distance) in enumerate(images, start=1)
         ]
-        strips.append(Strip(f"cluster {number}: {size:,} images, the most typical", tuple(tiles)))
+        title = f"cluster {number}: {count_words(size, 'image')}, the most typical"
+        strips.append(Strip(title, tuple(tiles)))
     caption = f"{METHODS[method]}; below an image: its rank, and its {DISTANCES[method]}"
     write_contact_sheet(path, [Panel(None, tuple(strips))], caption)
 

@@ -14,7 +14,14 @@ from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_sourc
 from deepbregman.errors import UserError
 from deepbregman.files import Record, create_file
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybeNumber, MaybePath, ReportProgress, ignore_progress, say
+from deepbregman.terminal import (
+    MaybeNumber,
+    MaybePath,
+    ReportProgress,
+    count_words,
+    ignore_progress,
+    say,
+)
 
 from .parameters import Reporter
 
@@ -175,7 +182,8 @@ def show_prepare(record: Record, console: Console) -> None:
     _print_rows(console, rows)
     if "cache" in record:
         if record["num_replaced"]:
-            say(console, f"{record['num_replaced']} images could not be decoded and were replaced")
+            replaced = count_words(record["num_replaced"], "image")
+            say(console, f"{replaced} could not be decoded; the cache has others instead")
         say(console, f"wrote {record['cache']}")
         say(console, f"next: deepbregman pretrain RECIPE --data {shlex.quote(record['cache'])}")
 

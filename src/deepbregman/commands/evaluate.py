@@ -10,7 +10,7 @@ from deepbregman.data.datasets import check_labels
 from deepbregman.evaluation.options import Detect, Few, Ood, Options, ProtocolName, Semi, Tuning
 from deepbregman.reporting.screen import describe_references, draw_evaluation_tables
 from deepbregman.runs import Record, Run
-from deepbregman.terminal import MaybeNumber, MaybeText, ignore_progress, say
+from deepbregman.terminal import MaybeNumber, MaybeText, count_words, ignore_progress, say
 
 from .parameters import Accelerator, Devices, PythonOnly, Reporter, RunFolder, check_dataset
 
@@ -129,5 +129,5 @@ def show(rows: list[Record], console: Console) -> None:
     if words := describe_references(rows):
         say(console, words)
     if rows[0]["epoch"] < rows[0]["epochs"]:
-        words = f"after {rows[0]['epoch']:.4g} of {rows[0]['epochs']} epochs"
+        words = f"after {rows[0]['epoch']:.4g} of {count_words(rows[0]['epochs'], 'epoch')}"
         say(console, f"warning: this run is not finished; it was evaluated {words}")

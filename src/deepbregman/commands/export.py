@@ -12,7 +12,7 @@ from deepbregman.config.sections import STAGED
 from deepbregman.errors import UserError, require_known
 from deepbregman.files import create_file
 from deepbregman.runs import Run, check_new_file
-from deepbregman.terminal import say
+from deepbregman.terminal import count_words, say
 
 from .parameters import PythonOnly, RunFolder
 
@@ -105,7 +105,7 @@ def show(exported: Exported, console: Console) -> None:
     for path in exported.files:
         say(console, f"wrote {path} ({path.stat().st_size:,} bytes)")
     if exported.epoch < exported.epochs:
-        words = f"after {exported.epoch:.4g} of {exported.epochs} epochs"
+        words = f"after {exported.epoch:.4g} of {count_words(exported.epochs, 'epoch')}"
         say(console, f"warning: this run is not finished; its encoder was exported {words}")
     say(console, f"\n{exported.usage}".rstrip())
 

@@ -139,7 +139,8 @@ def train_run(
         run = job.fit(monitor, console, warns)
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
-        tell(f"{len(skipped)} images could not be decoded and were replaced by others")
+        unreadable = count_words(len(skipped), "image")
+        tell(f"{unreadable} could not be decoded; training used others instead")
     if was_complete:  # its checkpoint and its images have been checked again
         say(console, describe_complete(run, config))
     elif short := suggest_more_epochs(run, config):

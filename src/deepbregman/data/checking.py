@@ -162,7 +162,7 @@ def _count_classes(
         report.rows.append((name, f"{num_images:,}, without labels"))
         return
     counts = Counter(labels)
-    report.rows.append((name, f"{num_images:,} in {len(counts):,} classes"))
+    report.rows.append((name, f"{num_images:,} in {count_words(len(counts), 'class')}"))
     ordered = sorted(counts.items())
     if len(ordered) > _MOST_CLASSES_SHOWN:
         ordered = [min(ordered, key=lambda item: item[1]), max(ordered, key=lambda item: item[1])]

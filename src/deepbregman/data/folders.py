@@ -193,9 +193,9 @@ def _require_uniform(folder: Path, tree: Tree) -> Tree:
     """Refuse a folder that has some of its images in sub-folders and some not."""
     if tree.here and tree.groups:
         raise UserError(
-            f"data.source {str(folder)!r}: has {len(tree.here)} images beside sub-folders with "
-            f"images ({quote_some(tree.groups)}); put every image into a sub-folder named by its "
-            "class, or none"
+            f"data.source {str(folder)!r}: has {count_words(len(tree.here), 'image')} beside "
+            f"sub-folders with images ({quote_some(tree.groups)}); put every image into a "
+            "sub-folder named by its class, or none"
         )
     return tree
 
@@ -246,7 +246,8 @@ def _label_by_table(
     missing = sorted(set(found) - set(labels))
     if missing:
         raise UserError(
-            f"{str(table)!r} has no line for {len(missing)} images ({quote_some(missing)})"
+            f"{str(table)!r} has no line for {count_words(len(missing), 'image')} "
+            f"({quote_some(missing)})"
         )
     names = sorted(labels)
     return Files([found[name] for name in names], [labels[name] for name in names])
@@ -288,7 +289,7 @@ def _read_wordnet_folders(folder: Path) -> Tree:
     where = repr(str(folder))
     if tree.here:
         raise UserError(
-            f"{where} has {len(tree.here):,} images directly in it "
+            f"{where} has {count_words(len(tree.here), 'image')} directly in it "
             f"({quote_some(path.name for path in tree.here)}); move each into a folder named by "
             "its class, n01440764 and so on: torchvision.datasets.ImageNet does so for the archives"
         )
@@ -389,7 +390,8 @@ def _read_lesions(folder: Path, train: Files) -> list[int] | None:
     missing = [path.stem for path in train.paths if not lesions.get(path.stem)]
     if missing:
         raise UserError(
-            f"{str(table)!r} has no lesion for {len(missing)} images ({quote_some(missing)})"
+            f"{str(table)!r} has no lesion for {count_words(len(missing), 'image')} "
+            f"({quote_some(missing)})"
         )
     known = {lesion: number for number, lesion in enumerate(sorted(set(lesions.values())))}
     return [known[lesions[path.stem]] for path in train.paths]

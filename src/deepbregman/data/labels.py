@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from deepbregman.data.folders import quote_some, read_tree
 from deepbregman.errors import UserError
+from deepbregman.terminal import count_words
 
 IMAGE_COLUMNS = ("image", "file", "filename", "name", "path")
 LABEL_COLUMNS = ("label", "class")
@@ -90,8 +91,8 @@ def check_counts(labels: list[str], where: str) -> None:
     counts = {label: labels.count(label) for label in sorted(set(labels))}
     if len(counts) == 1:
         raise UserError(
-            f"{where}: all {len(labels)} labels are {labels[0]!r}; label images of a second class, "
-            "or there is nothing to tell apart"
+            f"{where}: {count_words(len(labels), 'label')}, all {labels[0]!r}; label images of "
+            "a second class, or there is nothing to tell apart"
         )
     if sum(count > 1 for count in counts.values()) < 2:
         single = [label for label, count in counts.items() if count == 1]

@@ -34,7 +34,7 @@ from deepbregman.data.splits import grouped_split, stratified_split
 from deepbregman.data.stored import StoredData
 from deepbregman.errors import UserError
 from deepbregman.files import find_user_cache, replace_file
-from deepbregman.terminal import ignore_progress
+from deepbregman.terminal import count_words, ignore_progress
 
 TEST_FRACTION = 0.2
 """Share of labelled images that becomes the test split where there is none."""
@@ -157,7 +157,7 @@ def find_median_side(places: Sequence[ImagePlace]) -> int:
     sizes = map_files(read_size, [places[i] for i in spread_places(len(places), _SAMPLE)])
     sides = sorted(min(size) for size in sizes if not isinstance(size, UnreadableImage))
     if not sides:
-        raise UserError(f"none of {len(sizes)} images can be read: {sizes[0]}")
+        raise UserError(f"none of {count_words(len(sizes), 'image')} can be read: {sizes[0]}")
     return sides[len(sides) // 2]
 
 
@@ -233,8 +233,8 @@ def _check_files(
     if not sizes.any():
         why = isinstance(results[0], UnreadableImage) and results[0].__cause__
         raise UserError(
-            f"data.source {str(folder)!r}: none of its {len(paths)} images can be read "
-            f"({why or 'unknown'}); give a folder with other images"
+            f"data.source {str(folder)!r}: none of its {count_words(len(paths), 'image')} can be "
+            f"read ({why or 'unknown'}); give a folder with other images"
         )
     side = min(int(sizes.max()), find_largest_side(image_size))
     if decodes:

@@ -19,7 +19,7 @@ from deepbregman.data import Split
 from deepbregman.data.labels import is_yes, read_table, was_suggested
 from deepbregman.errors import UserError, notify
 from deepbregman.runs import list_versions
-from deepbregman.terminal import ReportProgress, ignore_progress
+from deepbregman.terminal import ReportProgress, count_words, ignore_progress
 from deepbregman.training.randomness import derive_seed
 
 from .clustering import count_clusters, number_by_size
@@ -107,7 +107,8 @@ def explore_images(
     gallery = Gallery({n: opened.features_of(part, n, progress) for n, part in splits.items()})
     names = gallery.names
     if len(names) < 3:
-        raise UserError(f"data {opened.data!r} has {len(names)} images: a map needs 3 or more")
+        number = count_words(len(names), "image")
+        raise UserError(f"data {opened.data!r} has {number}: a map needs 3 or more")
     given = None if labels is None else read_given(labels, names)
     known = None if gallery.labels is None else opened.name_classes(gallery)
     count = count_clusters(clusters, len(set(known or ())), len(names))

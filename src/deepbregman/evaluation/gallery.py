@@ -15,7 +15,7 @@ from deepbregman.data import FileImages, Images, ResidentBatches, Source, Split
 from deepbregman.data.folders import Listing
 from deepbregman.errors import UserError, notify, require_known
 from deepbregman.runs import Run, is_complete
-from deepbregman.terminal import ReportProgress, ignore_progress
+from deepbregman.terminal import ReportProgress, count_words, ignore_progress
 from deepbregman.training.faults import name_resume
 
 from .features import Features, SplitFeatures, compute_features
@@ -111,7 +111,7 @@ def open_run(
         notify(f"{opened.skipped_notice} of {name}", stacklevel=4)
     epochs = loaded.config.training.epochs
     if loaded.epoch < epochs and not is_complete(run):
-        words = f"its encoder has seen {loaded.epoch:.4g} of {epochs} epochs"
+        words = f"its encoder has seen {loaded.epoch:.4g} of {count_words(epochs, 'epoch')}"
         again = name_resume(loaded.config, run.path)
         notify(f"run {run.path} is not finished: {words}; to continue it: {again}", stacklevel=4)
     return OpenedRun(loaded, opened, name, changed)

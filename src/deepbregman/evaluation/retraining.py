@@ -24,7 +24,7 @@ from deepbregman.errors import Diverged, UserError, notify
 from deepbregman.method.views import Views, centre_view
 from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record
-from deepbregman.terminal import ReportProgress, ignore_progress
+from deepbregman.terminal import ReportProgress, count_words, ignore_progress
 from deepbregman.training.devices import is_mixed
 from deepbregman.training.optimisers import learning_rate, split_by_decay
 from deepbregman.training.randomness import derive_seed, epoch_order, seed_dropout
@@ -495,8 +495,9 @@ def read_labelled(source: Source, file: Path) -> Tensor:
     absent = sorted(set(labels.tolist()) - set(labels[chosen].tolist()))
     if absent:
         names = quote_some(map(source.class_name, absent))
+        number = count_words(len(absent), "class")
         raise UserError(
-            f"--labelled-list {file} names no image of {len(absent)} classes ({names}): a "
+            f"--labelled-list {file} names no image of {number} ({names}): a "
             "classifier cannot learn a class that it never sees; list at least one of each"
         )
     return chosen

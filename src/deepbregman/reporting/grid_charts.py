@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from deepbregman.runs import Record
+from deepbregman.terminal import count_words
 
 from .charts import (
     GREY,
@@ -79,7 +80,7 @@ def describe_diverged(results: Record) -> str:
     for arm in results["arms"]:
         if arm.get("num_diverged"):
             begun = sum(row["arm"] == arm["arm"] for row in results["cells"])
-            found.append(f"{arm['arm']} ({arm['num_diverged']} of {begun} seeds)")
+            found.append(f"{arm['arm']} ({arm['num_diverged']} of {count_words(begun, 'seed')})")
     return f"diverged: {', '.join(found)}" if found else ""
 
 
@@ -99,7 +100,7 @@ def describe_conditions(results: Record) -> str:
     if number > MANY_RECIPES:
         done = len({arm["x"] for arm in results["arms"] if arm["metrics"]})
         recipe = f"{number} recipes" if done == number else f"{done} of {number} recipes"
-    return f"{recipe} on {data}, {epochs} epochs, {split} images, top-1 %"
+    return f"{recipe} on {data}, {epochs} epoch{'s' * (epochs != '1')}, {split} images, top-1 %"
 
 
 def format_seeds(counts: Iterable[int]) -> str:

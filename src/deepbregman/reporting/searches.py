@@ -94,7 +94,7 @@ def save_search_figure(paths: Sequence[Path], record: Record) -> None:
     title = f"Search: {record['recipe']} on {Path(str(record['data'])).name}"
     trials = f"{count_trials(record)} by {record['sampler']}"
     objective = f"{record['objective']} on held-out images, %"
-    notes = [f"{record['epochs']} epochs, {trials}", f"{objective}; {SLICE_CAPTION}"]
+    notes = [f"{count_words(record['epochs'], 'epoch')}, {trials}", f"{objective}; {SLICE_CAPTION}"]
     notes[-1] += "; dotted: published" * bool(record.get("published"))
     figures = draw_search(record, "search")
     if not figures:

@@ -32,6 +32,7 @@ from deepbregman.launching import (
     list_stopping_signals,
     name_signal,
 )
+from deepbregman.terminal import count_words
 
 if TYPE_CHECKING:
     from .fabric import Fabric
@@ -188,10 +189,11 @@ def explain_faults(config: Config, folder: Path) -> Iterator[None]:
         training = config.training
         raise UserError(
             f"out of memory ({first_line(error)}) with training.batch_size {training.batch_size} "
-            f"times {config.views.num_views} views of {config.view_size} px and encoder "
-            f"{config.encoder.name}: lower training.batch_size and raise training.accumulate "
-            f"({training.accumulate}) in proportion, lower views.relative_size, data.image_size or "
-            "divergence.num_subnetworks, or keep the images off the device with --data.resident no"
+            f"times {count_words(config.views.num_views, 'view')} of {config.view_size} px and "
+            f"encoder {config.encoder.name}: lower training.batch_size and raise "
+            f"training.accumulate ({training.accumulate}) in proportion, lower "
+            "views.relative_size, data.image_size or divergence.num_subnetworks, or keep the "
+            "images off the device with --data.resident no"
         ) from error
 
 
@@ -244,7 +246,7 @@ class Guard:
         if self.skipped == self.allowed:
             raise self._make_error(
                 f"the loss or a gradient is not finite at step {step + 1}, and training."
-                f"skip_nonfinite lets no more than {self.allowed} batches pass"
+                f"skip_nonfinite lets no more than {count_words(self.allowed, 'batch')} pass"
             )
         self.skipped += 1
         self.skipped_in_epoch += 1

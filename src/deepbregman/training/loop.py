@@ -27,7 +27,7 @@ from deepbregman.objectives import (
     gather_alone,
 )
 from deepbregman.runs import SATURATED, Record, Run, collect_provenance, now
-from deepbregman.terminal import say
+from deepbregman.terminal import count_words, say
 
 from . import checkpoints, diagnostics
 from .callbacks import Callback, collect_metrics
@@ -425,7 +425,8 @@ class Pretraining:
     def _warnings(self, record: Record) -> list[str]:
         words = []
         if record.get("skipped"):
-            words.append(f"skipped {record['skipped']} batches of non-finite loss or gradient")
+            skipped = count_words(record["skipped"], "batch")
+            words.append(f"skipped {skipped} of non-finite loss or gradient")
         if "effective_rank" in record:  # absent if the batch was skipped
             samples = self.config.training.batch_size * self.config.views.num_views
             words += diagnostics.find_collapse(record)

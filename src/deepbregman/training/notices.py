@@ -95,8 +95,7 @@ def describe_job(
         if names and not resuming and names[0].partition("/")[0] in source.classes:
             way = "put one image beside them: then it trains on all"  # test images were set aside
             words = f"{words}; if these sub-folders are not classes, {way}"
-        classes = "class" if len(source.classes) == 1 else "classes"
-        yield f"{len(source.classes):,} {classes}: {named}; {words}"
+        yield f"{count_words(len(source.classes), 'class')}: {named}; {words}"
     if start is not None:
         yield f"the encoder starts from the weights of {start}; its heads are new"
     per_epoch = job.steps_per_epoch * settings.batch_size * settings.accumulate
@@ -133,5 +132,6 @@ def describe_sharing(config: Config, processes: int, resumed: Run | None) -> lis
         effect = "the steps depend on the joint batch alone and are the same up to rounding"
         if differs:
             effect = f"{join_words(differs)} differ between the two"
-        words.append(f"the run had {before} processes before and has {processes} now: {effect}")
+        earlier = count_words(before, "process")
+        words.append(f"the run had {earlier} before and has {processes} now: {effect}")
     return words

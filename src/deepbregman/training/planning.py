@@ -244,7 +244,7 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
         why = "an untrained teacher gives poor targets; the loss may rise"
         why = f"half of a short run, since {why}"
         yield Choice("divergence.warmup_epochs", round(_SHORT_RISE * epochs, 2), why)
-    yield Choice("data.workers", min(16, facts.cpus), f"{facts.cpus} CPUs")
+    yield Choice("data.workers", min(16, facts.cpus), count_words(facts.cpus, "CPU"))
     every = max(1, epochs // 20)
     why = "about 20 lines of progress"
     if facts.num_classes:

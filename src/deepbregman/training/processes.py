@@ -24,6 +24,7 @@ from deepbregman.data.memory import count_cpus
 from deepbregman.errors import ReportedElsewhere, UserError, explain_error
 from deepbregman.launching import LAUNCHER, find_process, under_torchrun, when_launcher_ends
 from deepbregman.method.gathering import gather_with_gradient
+from deepbregman.terminal import count_words
 
 from .devices import pick_device
 from .fabric import (
@@ -53,9 +54,10 @@ def launch(accelerator: str = "auto") -> Fabric:
     here = find_process()
     if kind == "cuda" and here.local_processes > torch.cuda.device_count():
         raise UserError(
-            f"{here.local_processes} processes on a machine with {torch.cuda.device_count()} "
-            "visible GPUs: every process needs one; start fewer (--devices), let all tasks of srun "
-            "see all GPUs of their node (--gres, not --gpus-per-task), or use --accelerator cpu"
+            f"{here.local_processes} processes on a machine with "
+            f"{count_words(torch.cuda.device_count(), 'visible GPU')}: every process needs one; "
+            "start fewer (--devices), let all tasks of srun see all GPUs of their "
+            "node (--gres, not --gpus-per-task), or use --accelerator cpu"
         )
     if kind == "cuda":
         torch.backends.cudnn.benchmark = True
