@@ -62,7 +62,7 @@ def parse_budget(text: str) -> float:
 
 def count_words(number: int, noun: str) -> str:
     """Write a number of things: ``1 epoch``, ``2,000 epochs``, ``2 classes``, ``2 batches``."""
-    ending = "es" if noun.endswith(("s", "ch")) else "s"
+    ending = "es" if noun.endswith(("ss", "tch")) else "s"
     return f"{number:,} {noun}{'' if number == 1 else ending}"
 
 
