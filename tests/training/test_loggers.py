@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 import threading
 import time
 from typing import Any, NoReturn
@@ -13,7 +14,7 @@ from deepbregman.config import Config, override
 from deepbregman.errors import Diverged, Notice, UserError
 from deepbregman.runs import CHANGEABLE, Record, Run
 from deepbregman.training import loggers, loop
-from deepbregman.training.faults import Guard
+from deepbregman.training.faults import Guard, Interrupted
 from deepbregman.training.loggers import BACKENDS, BackgroundLogger, Loggers
 
 
@@ -63,7 +64,7 @@ class Broken:
     def write(self, record: Record) -> None:
         self.fail("write")
 
-    def close(self) -> None:
+    def close(self, status: str) -> None:
         self.fail("close")
 
 
@@ -88,6 +89,29 @@ def test_a_run_is_complete_whatever_its_loggers_do(tmp_path, tiny_config, tiny_r
     with pytest.warns(Notice, match=r"the logger csv has failed .* and is left out"):
         run = pretrain(with_loggers(tiny_config, "csv"), run=tmp_path / "run")
     assert [row["total"] for row in run.metrics()] == [row["total"] for row in tiny_run.metrics()]
+
+
+def test_a_logger_is_told_how_a_run_ended(tmp_path, tiny_config, stop_after, monkeypatch):
+    ends: list[str] = []
+
+    class Told(Broken):
+        def close(self, status: str) -> None:
+            ends.append(status)
+
+    def diverge(*arguments: Any) -> NoReturn:
+        raise Diverged("not finite")
+
+    monkeypatch.setitem(BACKENDS, "mlflow", lambda run, config: Told("never"))
+    monkeypatch.setattr("deepbregman.commands.job.check_loggers", lambda config: None)
+    config = with_loggers(tiny_config, "mlflow")
+    with stop_after(1), pytest.raises(Interrupted):
+        pretrain(config, run=tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Guard, "check", diverge)
+        with pytest.raises(Diverged):
+            resume(tmp_path / "run")
+    resume(tmp_path / "run")
+    assert ends == ["KILLED", "FAILED", "FINISHED"]
 
 
 def test_a_logger_that_does_not_answer_holds_nothing_up(tmp_path, tiny_config, monkeypatch):
@@ -148,11 +172,13 @@ def test_a_resumed_run_may_have_other_loggers():
     assert "training.logger" in CHANGEABLE
 
 
-def write_two(run: Run, config: Config, name: str, *epochs: int) -> list[str]:
+def write_two(run: Run, config: Config, name: str, *epochs: int, stops: bool = False) -> list[str]:
     told: list[str] = []
     with Loggers(run, with_loggers(config, name), told.append) as opened:
         for epoch in epochs:
             opened.write({"epoch": epoch, "step": 2 * epoch, "total": 0.5 / epoch, "verdict": "ok"})
+        if stops:
+            raise Interrupted(signal.SIGTERM, "go on")
     return told
 
 
@@ -163,10 +189,13 @@ def test_mlflow_has_parameters_and_metrics_in_one_run(tmp_path, tiny_config, mon
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "run").mkdir()
     run = Run(tmp_path / "run")
-    assert write_two(run, tiny_config, "mlflow", 1) == []
-    assert write_two(run, tiny_config, "mlflow", 2) == []  # resumed
+    with pytest.raises(Interrupted):
+        write_two(run, tiny_config, "mlflow", 1, stops=True)
     client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("deepbregman")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "KILLED"
+    assert write_two(run, tiny_config, "mlflow", 2) == []  # resumed
     (found,) = client.search_runs([experiment.experiment_id])
     assert found.info.status == "FINISHED"
     assert found.info.run_name == "run"
@@ -204,6 +233,6 @@ def test_a_background_logger_writes_in_order():
     logger = BackgroundLogger("slow", lambda: Slow("never"))
     for step in range(10):
         logger.write({"step": step})
-    logger.end()
+    logger.end("FINISHED")
     assert logger.is_done(time.monotonic() + 240)
     assert seen == list(range(10))

@@ -20,6 +20,8 @@ from deepbregman.errors import UserError, abbreviate
 from deepbregman.files import read_json, write_csv, write_json
 from deepbregman.runs import Record, Run
 
+from .faults import Interrupted
+
 PACKAGES = {"mlflow": ("mlflow", "mlflow-skinny"), "wandb": ("wandb", "wandb")}
 """Logger -> the module that it needs, and the package that has it."""
 PARTING_SECONDS = 60.0
@@ -52,7 +54,7 @@ class CsvTable:
         self.rows[record["epoch"]] = record
         write_csv(self.path, list(self.rows.values()))
 
-    def close(self) -> None:
+    def close(self, status: str) -> None:
         """Leave the file as it is."""
 
 
@@ -78,9 +80,9 @@ class WandbRun:
         """Write an epoch's metrics."""
         self.session.log(record, step=record["step"])
 
-    def close(self) -> None:
+    def close(self, status: str) -> None:
         """End the session; a resumed run opens it again."""
-        self.session.finish()
+        self.session.finish(exit_code=int(status != "FINISHED"))
 
 
 class MlflowRun:
@@ -124,9 +126,9 @@ class MlflowRun:
         ]
         self.client.log_batch(self.identity, metrics=metrics)
 
-    def close(self) -> None:
+    def close(self, status: str) -> None:
         """End the run there; a resumed run opens it again."""
-        self.client.set_terminated(self.identity)
+        self.client.set_terminated(self.identity, status)
 
 
 Backend = CsvTable | WandbRun | MlflowRun
@@ -158,7 +160,7 @@ class BackgroundLogger:
     def __init__(self, name: str, open_backend: Callable[[], Backend]) -> None:
         self.name = name
         self.problem: Exception | None = None
-        self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[Record | str] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._work, args=(open_backend,), name=f"logger-{name}", daemon=True
         )
@@ -167,9 +169,9 @@ class BackgroundLogger:
     def _work(self, open_backend: Callable[[], Backend]) -> None:
         try:
             backend = open_backend()
-            while (record := self._records.get()) is not None:
+            while not isinstance(record := self._records.get(), str):
                 backend.write(record)
-            backend.close()
+            backend.close(record)
         except Exception as error:  # whatever another package raises must not end the run
             self.problem = error
 
@@ -178,9 +180,9 @@ class BackgroundLogger:
         if self.problem is None:
             self._records.put(dict(record))
 
-    def end(self) -> None:
-        """Say that no more will come."""
-        self._records.put(None)
+    def end(self, status: str) -> None:
+        """Say that no more will come, and how the run ended: FINISHED, FAILED or KILLED."""
+        self._records.put(status)
 
     def is_done(self, deadline: float) -> bool:
         """Wait until a time for the last record to be written, and say whether it is."""
@@ -220,10 +222,13 @@ class Loggers:
     def __enter__(self) -> "Loggers":
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         deadline = time.monotonic() + PARTING_SECONDS
+        status = "FINISHED" if error is None else "FAILED"
+        if isinstance(error, Interrupted | KeyboardInterrupt):
+            status = "KILLED"
         for logger in self.loggers:
-            logger.end()
+            logger.end(status)
         slow = [logger.name for logger in self.loggers if not logger.is_done(deadline)]
         self._drop_failed()
         for name in slow:
