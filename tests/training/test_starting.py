@@ -18,7 +18,7 @@ from .test_faults import at_step
 @pytest.fixture
 def photos(tmp_path) -> Path:
     save_photos(tmp_path / "photos", 10, (9, 12))
-    for name in ("a.heix", "b.HEIX", "notes"):
+    for name in ("a.heix", "b.HEIX", "notes", "._a.jpg", ".DS_Store"):
         (tmp_path / "photos" / name).touch()
     return tmp_path / "photos"
 
@@ -49,7 +49,7 @@ def test_one_command_starts_continues_and_tells_the_end(command, recipe, tmp_pat
     for part in (
         "4 images of the test split",
         "1 of each epoch, which fill no batch (other images each time)",
-        "3 other files (2 .heix, 1 no extension)",
+        "4 other files (2 .heix, 1 hidden .jpg, 1 no extension)",
     ):
         assert part in unused
     code, out, _ = command(*words)

@@ -52,7 +52,7 @@ class Listing(NamedTuple):
     """For each training image the number of its group, such as a lesion: a test split that is
     taken from the training images shares no group with them."""
     ignored: Mapping[str, int] = MappingProxyType({})
-    """Files that are not images by their extension: how many of each."""
+    """Files that are not images by their extension, and hidden images: how many of each."""
     takes_test_from_train: bool = True
     """Whether a fifth of labelled images becomes the test split where there is none."""
     read_headers: bool = True
@@ -89,7 +89,8 @@ def list_folder(folder: Path) -> Listing:
       sub-folder is taken the same way: one class tells nothing apart. So are images that lie beside
       sub-folders, as in photos of many years; a notice says it.
 
-    Hidden files are passed over; files that are not images by their extension are counted.
+    Hidden files are passed over, such as the ``._a.jpg`` that macOS adds. Hidden images and files
+    that are not images by their extension are counted.
     """
     tree = read_tree(folder)
     if tree.here and tree.groups and "train" not in tree.groups:
@@ -145,14 +146,20 @@ def has_image(folder: Path) -> bool:
 
 
 def read_tree(folder: Path) -> Tree:
-    """Find every image of a folder; hidden files and folders are passed over."""
+    """Find every image of a folder; hidden files and folders are passed over, images counted."""
     here: list[Path] = []
     groups: dict[str, list[Path]] = {}
     ignored: Counter[str] = Counter()
     for directory, names in _walk(folder):
-        images = [name for name in names if _is_image(name)]
-        others = (name for name in names if not _is_image(name))
-        ignored.update(os.path.splitext(name)[1].lower() or "no extension" for name in others)
+        images = []
+        for name in names:
+            suffix, is_hidden = os.path.splitext(name)[1].lower(), name.startswith(".")
+            if suffix in SUFFIXES and not is_hidden:
+                images.append(name)
+            elif suffix in SUFFIXES:
+                ignored[f"hidden {suffix}"] += 1
+            elif not is_hidden:
+                ignored[suffix or "no extension"] += 1
         found = here
         if images and directory != folder:
             found = groups.setdefault(directory.relative_to(folder).parts[0], [])
@@ -167,11 +174,11 @@ def quote_some(names: Iterable[object]) -> str:
 
 
 def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in SUFFIXES
+    return os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each folder with its visible files, sorted; links are followed, each folder once."""
+    """Yield each folder with its files, sorted; links are followed, each folder once."""
 
     def refuse(error: OSError) -> None:
         raise UserError(
@@ -186,7 +193,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
             continue
         seen.add(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield Path(directory), sorted(name for name in files if not name.startswith("."))
+        yield Path(directory), sorted(files)
 
 
 def _require_uniform(folder: Path, tree: Tree) -> Tree:
