@@ -734,6 +734,7 @@ def test_until_work_is_reported_a_bar_says_that_the_program_loads():
         ("best --weak-views.jitter 0.8 0.8 0.8 0.2", "weak_views.jitter_probability is 0"),
         ("best --optimiser.momentum 0.8", ""),
         ("paper --divergence.sigma 3", ""),
+        ("simclr --small-views.num-views 4 --rotation.weight 1", ""),  # tables it does not have
         ("best", ""),
     ],
 )
@@ -745,3 +746,13 @@ def test_an_option_that_training_does_not_use_is_told(words, why, few_digits, tm
     )
     field = words.partition("--")[2].partition(" ")[0].replace("-", "_")
     assert notes == ([(field, why)] if why else [])
+
+
+def test_another_method_than_the_recipe_s_names_the_way_to_it(few_digits, capsys):
+    """It seemed that SimCLR were the only method."""
+    with pytest.raises(SystemExit) as caught:
+        main(["pretrain", few_digits, "--objective.name", "byol"])
+    assert caught.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--objective.name is 'byol', and the method of the recipe auto is simclr" in said
+    assert "`deepbregman recipes`" in said

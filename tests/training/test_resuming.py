@@ -199,6 +199,11 @@ def test_they_may_be_given_on_the_command_line_and_in_python(run, tiny_run, caps
     assert "--training.batch-size is given" in " ".join(capsys.readouterr().err.split())
     main([*again, "--stop-when-saturated"])
     assert run.config.training.stop_when_saturated
+    main([*again, "--no-stop-when-saturated"])
+    assert not run.config.training.stop_when_saturated
+    with pytest.raises(SystemExit):
+        main([*again, "--seed", "3"])
+    assert "--seed is given: leave it out" in " ".join(capsys.readouterr().err.split())
     before = to_toml(run.config)
     with pytest.raises(SystemExit):
         main([*again, "--data", "digits"])

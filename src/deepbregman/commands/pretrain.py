@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
-from deepbregman.config import SECTIONS, Config, differing_fields, load_recipe, override, recipes
+from deepbregman.config import Config, differing_fields, load_recipe, override, recipes
 from deepbregman.errors import UserError, notify
 from deepbregman.launching import (
     find_process,
@@ -24,13 +24,14 @@ from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, say
 
 from .parameters import Accelerator, MaybeDevices, PythonOnly, check_dataset
 from .pretrain_options import (
-    ALIASES,
     AUTO,
     add_tables,
+    check_method,
     describe_complete,
     find_given,
     find_resumed_run,
     insert_auto,
+    list_fields,
     read_request,
     read_settings,
 )
@@ -256,10 +257,8 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     Returns:
         The function, the words that the user has written for it, and the words of its options.
     """
-    options = [word.partition("=")[0] for word in words if word.startswith("--")]
-    if "--resume" in options:
-        fields = [o for o in options if o in ALIASES or o[2:].partition(".")[0] in SECTIONS]
-        function = _resume_with_fields(fields, words) if fields else resume
+    if any(word.partition("=")[0] == "--resume" for word in words):
+        function = _resume_with_fields(words) if list_fields(words) else resume
         return function, "deepbregman pretrain", words
     words = insert_auto(words)
     named = bool(words) and not words[0].startswith("-")
@@ -275,11 +274,12 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
         )
     name = words[0] if named else AUTO
     config = add_tables(load_recipe(name), words[named:])
+    check_method(name, config, words)
 
     @functools.wraps(pretrain)
     def with_fields(recipe: Config, run: Path | None, **rest: Any) -> Run:
         folder = run or name_run_folder(Path(name).stem)
-        given, idle = find_given(load_recipe(name), recipe, words), recipe.idle
+        given, idle = find_given(recipe, words), recipe.idle
         for field in sorted(given.keys() & idle.keys()):
             notify(f"{field} is not used in this training, since {idle[field]}", stacklevel=1)
         if name == AUTO:
@@ -294,9 +294,9 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     return with_fields, f"deepbregman pretrain {name if named else 'RECIPE'}", words[named:]
 
 
-def _resume_with_fields(options: list[str], words: list[str]) -> Callable[..., Run]:
+def _resume_with_fields(words: list[str]) -> Callable[..., Run]:
     """Make the function that resumes a run with changed fields, as far as they may change."""
-    config = Run.open(find_resumed_run(options, words)).config
+    config = Run.open(find_resumed_run(words)).config
 
     @functools.wraps(resume)
     def with_fields(run: Path, recipe: Config, **rest: Any) -> Run:

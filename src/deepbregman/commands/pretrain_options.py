@@ -1,5 +1,6 @@
 """The options of a pretrain command line: which recipe and which fields they mean."""
 
+import dataclasses
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,22 +17,30 @@ AUTO = "auto"
 LONG_ENOUGH = 0.5
 """A run with less than this share of the epochs that help says how to train longer."""
 ALIASES = {
-    "--data": "data.source",
-    "--skip-unreadable": "data.skip_unreadable",
-    "--stop-when-saturated": "training.stop_when_saturated",
+    "data": "data.source",
+    "skip_unreadable": "data.skip_unreadable",
+    "stop_when_saturated": "training.stop_when_saturated",
 }
-"""Short options of fields."""
+"""Fields by the names of their short options."""
 
 
-def find_resumed_run(options: list[str], words: list[str]) -> Path:
+def list_fields(words: list[str]) -> dict[str, str]:
+    """Return the options of a command line that set fields, each with the field's dotted name."""
+    tables = {field.name for field in dataclasses.fields(Config)}
+    found = {}
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        name = option[2:].replace("-", "_").removeprefix("no_").replace(".no_", ".")
+        name = ALIASES.get(name, name)
+        if name.partition(".")[0] in tables:
+            found[option] = name
+    return found
+
+
+def find_resumed_run(words: list[str]) -> Path:
     """Return the folder after --resume; refuse options of fields that must not change."""
-
-    def name_field(option: str) -> str:
-        return ALIASES.get(option) or option[2:].replace("-", "_").replace(".no_", ".")
-
     values = _pair_options(words)
     run = values["--resume"]
-    refused = [option for option in options if name_field(option) not in CHANGEABLE]
+    refused = [option for option, field in list_fields(words).items() if field not in CHANGEABLE]
     if refused:
         asked = shlex.join(word for field in refused for word in (field, values[field] or "..."))
         raise UserError(
@@ -127,23 +136,27 @@ def _refuse_first_word(word: str) -> UserError:
     )
 
 
-def find_given(recipe: Config, config: Config, words: list[str]) -> dict[str, Any]:
+def find_given(config: Config, words: list[str]) -> dict[str, Any]:
     """Return the fields that the words set: also to the value that the recipe has."""
-    options = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    changed = differing_fields(recipe, config)
-    aliases = {field: option.replace("-", "_") for option, field in ALIASES.items()}
-    return {
-        field: value
-        for field, value in fields_of(config).items()
-        if field in changed or {f"__{field}", aliases.get(field)} & options
-    }
+    named = set(list_fields(words).values())
+    return {field: value for field, value in fields_of(config).items() if field in named}
 
 
 def add_tables(config: Config, words: list[str]) -> Config:
     """Return a recipe with those optional tables that the words have options of."""
-    options = [word.replace("-", "_") for word in words if word.startswith("--")]
-    asked = [table for table in OPTIONAL if any(o.startswith(f"__{table}.") for o in options)]
-    return override(config, {table: {} for table in asked if getattr(config, table) is None})
+    asked = {field.partition(".")[0] for field in list_fields(words).values()}
+    return override(config, {t: {} for t in OPTIONAL if t in asked and getattr(config, t) is None})
+
+
+def check_method(name: str, config: Config, words: list[str]) -> None:
+    """Refuse another method than the recipe's: its fields are those of its own method."""
+    method, asked = config.objective.name, _pair_options(words).get("--objective.name")
+    if asked and asked != method:
+        raise UserError(
+            f"--objective.name is {asked!r}, and the method of the recipe {name} is {method}, "
+            "which an option does not change: name a recipe of the other method first, with your "
+            "images after --data (`deepbregman recipes` lists them)"
+        )
 
 
 class AutoRequest(NamedTuple):
