@@ -18,6 +18,7 @@ from deepbregman.commands.report import Report, report
 from deepbregman.reporting import charts
 from deepbregman.reporting import page as page_module
 
+ROOT = Path(__file__).parents[2]
 MakeRun = Callable[..., Path]
 DATA = ("cifar10", "digits")
 METRICS = [{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}]
@@ -273,6 +274,20 @@ def test_a_study_whose_runs_are_lost(make_study, tmp_path):
     page = Page(report([study], tmp_path / "out").page)
     assert "runs 6" in page.words
     assert "91.25 ± 0.50" in page.words
+
+
+def test_methods_whose_seeds_diverged_say_so(tmp_path):
+    study = ROOT / "results" / "studies" / "methods"
+    results = json.loads((study / "results.json").read_text())
+    results["arms"] = results["arms"][:2]  # simclr, alone and with the divergence
+    for arm, number in zip(results["arms"], (1, 2), strict=True):
+        arm["num_diverged"] = number
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "study.json").write_text("{}")
+    (folder / "results.json").write_text(json.dumps(results))
+    page = Page(report([folder], tmp_path / "out").page)
+    assert "simclr 1 diverged, 2 diverged with the divergence" in page.words
 
 
 def test_supervised_arms_say_so(make_study, tmp_path):

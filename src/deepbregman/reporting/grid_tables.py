@@ -91,7 +91,8 @@ def _tabulate_methods(results: Record, key: str) -> Table:
             form = MEASURED[name][1]
             cells += [Cell(text="" if value is None else form.format(value)) for value in values]
         cells += _list_published_cells(arm, published)
-        rows.append(Row(str(x), tuple(cells), marks=_mark_diverged(arm)))
+        beside = (f"{mark} with the divergence" for mark in _mark_diverged(other))
+        rows.append(Row(str(x), tuple(cells), marks=(*_mark_diverged(arm), *beside)))
     columns = ["learning rate"]
     for name in GROUP_METRICS.values():
         columns += [name, f"{name}, with the divergence", f"{name}, difference"]
@@ -156,8 +157,7 @@ def _tabulate_arms(results: Record, key: str) -> Table:
         marks += ("supervised",) if defined.get("supervised") else ()
         marks += ("not in the paper",) if marks_beyond and defined.get("beyond") else ()
         row = Row(arm["arm"], (*cells, *_list_published_cells(arm, published)), marks=marks)
-        note = ", ".join(filter(None, [count_seeds([row]), *marks]))
-        rows.append(row._replace(note=note))
+        rows.append(row._replace(note=count_seeds([row])))
     columns += [name_series(part, results["metric"]) for part in published]
     caption = f"Top-1, per cent; mean ± sample deviation over seeds, {count_seeds(rows)}"
     title = results["study"]["title"]

@@ -111,6 +111,11 @@ class Row(NamedTuple):
         """The name and the remarks after it."""
         return " ".join([self.name, *(f"({mark})" for mark in self.marks)])
 
+    @property
+    def remarks(self) -> str:
+        """The note and the remarks, for the line below the name."""
+        return ", ".join(filter(None, [self.note, *self.marks]))
+
 
 class Table(NamedTuple):
     """A table with a name for its files."""
