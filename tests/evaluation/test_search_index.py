@@ -137,6 +137,17 @@ def test_the_second_search_loads_no_torch(run, photos, tmp_path):
         assert sheet.width > 3 * 112
 
 
+def test_every_search_says_that_the_run_is_not_finished(run, photos):
+    state = checkpoints.load(run.last_checkpoint)
+    checkpoints.save(run.last_checkpoint, {**state, "epoch": 1.5})
+    (run.path / "result.json").rename(run.path / "result")
+    for _ in range(2):
+        with pytest.warns(Notice, match=r"not finished: its encoder has seen 1.5 of 2 epochs"):
+            ask(run, photos)
+    (run.path / "result").rename(run.path / "result.json")
+    ask(run, photos)  # a notice would be an error
+
+
 @pytest.mark.parametrize("query", ["left/0.png", "train:3", "test:1", "right/5.png"])
 def test_every_way_to_name_an_image(run, photos, loads, query):
     first = ask(run, photos, query, k=5)

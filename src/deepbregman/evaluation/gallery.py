@@ -35,6 +35,7 @@ class OpenedRun(NamedTuple):
     data: str
     data_changed: bool | None
     """Whether the run's own dataset has changed since pretraining; None where not known."""
+    is_finished: bool
 
     @property
     def other_data(self) -> str | None:
@@ -110,11 +111,12 @@ def open_run(
     if loaded.config.data.skip_unreadable and opened.skipped_notice:
         notify(f"{opened.skipped_notice} of {name}", stacklevel=4)
     epochs = loaded.config.training.epochs
-    if loaded.epoch < epochs and not is_complete(run):
+    is_finished = loaded.epoch >= epochs or is_complete(run)
+    if not is_finished:
         words = f"its encoder has seen {loaded.epoch:.4g} of {count_words(epochs, 'epoch')}"
         again = name_resume(loaded.config, run.path)
         notify(f"run {run.path} is not finished: {words}; to continue it: {again}", stacklevel=4)
-    return OpenedRun(loaded, opened, name, changed)
+    return OpenedRun(loaded, opened, name, changed, is_finished)
 
 
 @dataclass(frozen=True, eq=False)

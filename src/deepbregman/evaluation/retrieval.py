@@ -124,8 +124,9 @@ def search_images(
         raise UserError(f"k is {k}: there are {size} images to search{without}; lower it")
     index = _make_index(opened, gallery, seed)
     cache = opened.loaded.cache
-    # Who searches changed data is told so each time, which takes the images.
-    if index is not None and key is not None and cache is not None and not opened.data_changed:
+    # Each search tells of changed data and of an unfinished run, and so has to load them.
+    is_kept = opened.is_finished and not opened.data_changed
+    if index is not None and key is not None and cache is not None and is_kept:
         write_index(cache.folder, cache.networks, key, index)
         with suppress(OSError):  # a folder that cannot be written to has no index either
             cache.make_room()
