@@ -148,7 +148,8 @@ def test_parts_stand_below_their_heading_with_their_intervals(parts):
         **{"recipe": "above", "bank-256": "below"},
         **{"bank-65536": "not told apart", "view-strong": "above"},
     }
-    parts["study"]["reference"] = "recipe"
+    for arm in parts["arms"]:
+        arm["against"] = "recipe"
     assert grid_charts.draw_study(parts, "teacher")[0].title.startswith("Difference to paper: ")
 
 
@@ -178,7 +179,7 @@ def test_the_table_of_parts_has_both_measures_and_their_differences(parts):
     mean, difference = (cell.summary for cell in rows["bank: 256"][:2])
     assert (mean["mean"], difference["mean"]) == (90.0, -0.8)
     assert difference["interval"] == (-1.4, -0.2)
-    assert "Differences to none" in table.caption
+    assert "Differences to SimCLR" in table.caption
     words = printed(screen.draw_study_tables(parts))
     assert "bank: 65,536" in words
     assert "view-strong" not in words  # this table tells all

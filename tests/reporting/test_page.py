@@ -229,9 +229,9 @@ def test_a_study(make_run, make_study, tmp_path):
     assert "published: the paper" in page.words
     assert "85.2" in page.words
     assert "not an arm" in page.words
-    assert "n = 3, not in the paper" in page.words
+    assert "n = 3, SimCLR, not in the paper" in page.words
     assert "curves, diagnostics, configuration and provenance of its runs" in page.words
-    assert "Difference to none" in page.words
+    assert "Difference to SimCLR" in page.words  # "to none" would say that there is none
     assert "+1.25 ± 0.25 [+0.63, +1.87]" in page.words
     assert "bar: 95 % interval of it, n = 3" in page.words
     assert sorted(path.name for path in (folder_of(written) / "figures").iterdir()) == [

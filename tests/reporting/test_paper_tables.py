@@ -106,8 +106,9 @@ def test_the_main_quantities_are_in_one_order():
     figure = draw_differences({"arms": ["simclr", "best"], "quantities": found})
     points = figure.spec["layer"][1].get("data", figure.spec.get("data"))["values"]
     assert [point["measure"] for point in points] == [
-        *("cifar10: kNN", "cifar10: linear", "cifar10: transfer, fine-tuned from other"),
-        *("other: linear", "other: transfer, fine-tuned from cifar10"),
+        *("cifar10: kNN, top-1", "cifar10: linear, top-1"),
+        "cifar10: transfer, fine-tuned from other, top-1",
+        *("other: linear, top-1", "other: transfer, fine-tuned from cifar10, top-1"),
     ]
 
 

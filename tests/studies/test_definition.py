@@ -227,12 +227,31 @@ def test_a_recipe_without_the_divergence_has_no_arms_with_it(name):
     assert [arm.series for arm in arms] == ["SimCLR"]
 
 
+def test_only_simclr_without_the_divergence_is_called_simclr(tmp_path):
+    """A figure of BYOL, alone and with the divergence, named the first one SimCLR."""
+    changes = {"data": "digits", "changes": ("divergence.weight=1",), "out": tmp_path / "new"}
+    for name, recipe, arm, series in (
+        ("kappa", "byol", "none", "alone"),
+        ("augmentations", "byol", "alone-all", "alone"),
+        ("augmentations", "simclr", "simclr-all", "SimCLR"),
+    ):
+        first = plan_study(GRIDS[name], StudyOptions(recipe=recipe, **changes)).arms[0]
+        assert (first.name, first.series) == (arm, series)
+    compared = GRIDS["comparison"].with_recipes({n: load_recipe(n) for n in ("simclr", "byol")})
+    assert [arm.series for arm in compared.arms] == ["SimCLR", "alone"]
+
+
+def test_no_note_says_how_an_interval_is_made():
+    """That depends on what runs have kept, so the caption of each table says it."""
+    assert not [study.name for study in GRIDS.values() if "interval" in study.note]
+
+
 @pytest.mark.parametrize("first", sorted(recipes()))
 def test_arms_are_their_recipes_whichever_is_the_reference(first):
     # A field that both recipes have with the same value is no difference; another method brings
     # its own default of it.
     configs = {name: replace(load_recipe(name), seed=0) for name in (first, *recipes())}
-    bare = Study("bare", "Bare", (), "recipe", "pairs")
+    bare = Study("bare", "Bare", (), "pairs")
     for name, config in configs.items():
         if name != first and config != configs[first]:
             pair = {first: configs[first], name: config}

@@ -65,7 +65,16 @@ def name_reference(results: Record) -> str | None:
         return None
     if is_of_methods(results):
         return "the method alone"
-    return str(names.pop()) if len(names) == 1 else "the first of its series"
+    return name_arm(results, names.pop()) if len(names) == 1 else "the first of its series"
+
+
+def name_arm(results: Record, name: str) -> str:
+    """Name an arm in a sentence: "none" and "recipe" alone say little."""
+    if results["study"].get("recipes"):
+        return name  # the user's
+    series = next((arm["series"] for arm in results["arms"] if arm["arm"] == name), name)
+    plain = "the method alone" if series == "alone" else str(series)
+    return {"none": plain, "recipe": str(results["recipe"])}.get(name, name)
 
 
 def describe_budget(results: Record) -> str:
@@ -267,12 +276,11 @@ def _draw_parts(results: Record, key: str, metric: str) -> Figure | None:
     low, high = min(means) - margin, max(means) + margin
     for point in points:
         point["low"], point["high"] = max(point["low"], low), min(point["high"], high)
-    known = {"recipe": results["recipe"], "none": "SimCLR"}
-    reference = known.get(results["study"]["reference"], str(name_reference(results)))
+    reference = name_reference(results)
     levels = [{"value": 0.0, "word": reference}]
-    levels += [
-        {**point, "word": known[point["name"]]} for point in points if point["name"] in known
-    ]
+    for point in points:
+        if point["name"] in ("none", "recipe"):
+            levels.append({**point, "word": name_arm(results, point["name"])})
     scale = alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
     legend = alt.Legend(title=None, orient="bottom", symbolOpacity=1, columns=3)
     chart = draw_dots(

@@ -16,6 +16,7 @@ from .grid_charts import (
     describe_diverged,
     format_seeds,
     is_of_methods,
+    name_arm,
     name_reference,
 )
 from .published import CAVEAT, format_series_value, list_published_series, name_series
@@ -153,7 +154,9 @@ def _tabulate_arms(results: Record, key: str) -> Table:
     rows = []
     for arm in results["arms"]:
         cells = [make_cell(arm["metrics"].get(name)) for name in columns]
-        marks, defined = _mark_diverged(arm), definitions.get(arm["arm"], {})
+        meant, defined = name_arm(results, arm["arm"]), definitions.get(arm["arm"], {})
+        marks = _mark_diverged(arm)
+        marks = (meant, *marks) if meant != arm["arm"] else marks
         marks += ("supervised",) if defined.get("supervised") else ()
         marks += ("not in the paper",) if marks_beyond and defined.get("beyond") else ()
         row = Row(arm["arm"], (*cells, *_list_published_cells(arm, published)), marks=marks)
@@ -192,8 +195,8 @@ def _tabulate_differences(results: Record, key: str) -> Table:
     rows = []
     for arm in arms:
         cells = [make_difference_cell(arm["difference"].get(name)) for name in columns]
-        row = Row(arm["arm"], tuple(cells))
-        rows.append(row._replace(note=f"to {arm['against']}, {count_seeds([row])}"))
+        row, other = Row(arm["arm"], tuple(cells)), name_arm(results, arm["against"])
+        rows.append(row._replace(note=f"to {other}, {count_seeds([row])}"))
     caption = f"Points of top-1; {describe_intervals(rows)}"
     title = f"Difference to {name_reference(results)}"
     return Table(f"{key}-differences", title, "arm", tuple(columns), tuple(rows), caption)

@@ -262,7 +262,9 @@ def draw_differences(results: Record, prefix: str = "") -> Figure | None:
     """Draw the differences between compared arms; None if no arms are compared."""
     points = [
         make_difference_point(
-            f"{quantity['data']}: {quantity['title']}", f"{pair['arm']} - {pair['against']}", pair
+            f"{quantity['data']}: {_name_quantity(quantity)}",
+            f"{pair['arm']} - {pair['against']}",
+            pair,
         )
         for quantity in _choose_main(results)
         for pair in quantity["differences"]

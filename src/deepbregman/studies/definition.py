@@ -234,6 +234,17 @@ class Study:
             ]
         return dataclasses.replace(self, arms=tuple(arms))
 
+    def with_method(self, config: Config) -> "Study":
+        """Name arms without the divergence by the recipe's method: it need not be SimCLR."""
+        plain = _name_plain_series(config)
+        arms = []
+        for arm in self.arms:
+            if arm.series == SIMCLR:
+                name = arm.name.replace("simclr-", f"{plain.lower()}-", 1)
+                arm = dataclasses.replace(arm, name=name, series=plain)
+            arms.append(arm)
+        return dataclasses.replace(self, arms=tuple(arms))
+
     def with_recipes(self, configs: Mapping[str, Config]) -> "Study":
         """Make the arms of a study that compares recipes.
 
@@ -254,7 +265,7 @@ class Study:
                     f"recipes {twin} and {name} are the same configuration: there is nothing to "
                     "compare; leave one of them out"
                 )
-            series = ALONE if self.with_divergence else SIMCLR
+            series = ALONE if self.with_divergence else _name_plain_series(config)
             series = OURS if config.divergence.is_on else series
             arms.append(Arm(name, changes, name.removesuffix(PLUS_DIVERGENCE), series))
         return dataclasses.replace(self, arms=tuple(arms), recipes=names, reference=reference)
@@ -327,6 +338,10 @@ class Search:
     """Field -> the best value in the paper."""
     published_data: str = ""
     """The images that it was found on; it is shown beside no others."""
+
+
+def _name_plain_series(config: Config) -> str:
+    return SIMCLR if config.objective.name == "simclr" else ALONE
 
 
 def _require_new(name: str, configs: Mapping[str, Config]) -> str:

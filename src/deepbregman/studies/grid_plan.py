@@ -80,6 +80,8 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
         study = study.with_recipes(bases)
     if not study.rate_factors:
         study = study.with_values(settings["values"])
+    if not study.recipes:
+        study = study.with_method(base)
     arms = select_usable_arms(study.arms, base)
     chosen = tuple(arm for arm in study.choose_arms(settings["only"]) if arm in arms)
     if not chosen:

@@ -29,8 +29,5 @@ STUDY = Study(
             encoder="resnet18",
         ),
     ),
-    note=(
-        "Arms are trained with the same seeds and evaluated at the last epoch. A difference is the "
-        "mean of the differences seed by seed, with a 95 % interval by Student's t."
-    ),
+    note="Arms are trained with the same seeds and evaluated at the last epoch.",
 )

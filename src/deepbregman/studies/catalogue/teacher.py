@@ -53,7 +53,7 @@ STUDY = Study(
     title="Which part of the divergence to a teacher does it?",
     arms=(
         Arm("recipe", {}, "as it is", "recipe", beyond=True),
-        Arm("none", {"divergence.weight": 0.0}, "none (SimCLR)", SIMCLR, beyond=True),
+        Arm("none", {"divergence.weight": 0.0}, "none", SIMCLR, beyond=True),
         *(
             Arm(_name(part, label), changes, label, part, beyond=True)
             for part, labels in PARTS.items()
