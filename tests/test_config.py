@@ -173,7 +173,7 @@ def test_every_field_has_a_sentence_under_it():
 
 def test_short_options_are_those_of_the_fields():
     found = {
-        alias: f"{section}.{name}"
+        alias.removeprefix("--").replace("-", "_"): f"{section}.{name}"
         for section, cls in SECTIONS.items()
         for name, hint in get_type_hints(cls, include_extras=True).items()
         for rule in getattr(hint, "__metadata__", ())
@@ -676,7 +676,11 @@ def test_override_by_dotted_names():
     ("changes", "parts"),
     [
         ({"training.epoch": 1}, ("'training.epoch'", "did you mean 'epochs'?")),
-        ({"trainin.epochs": 1}, ("'trainin.epochs'", "did you mean 'training'?")),
+        ({"trainin.epochs": 1}, ("'trainin.epochs'", "did you mean 'training.epochs'?")),
+        ({"epochs": 1}, ("'epochs'", "did you mean 'training.epochs'?")),
+        ({"queue": 1}, ("'queue'", "did you mean 'objective.queue'?")),
+        ({"temperature": 1}, ("'temperature'", "'divergence.temperature' or 'objective.tempera")),
+        ({"nonsense": 1}, ("'nonsense'", "it must be seed or a field of data, views, weak_views")),
         ({"sed": 1}, ("'sed'", "did you mean 'seed'?")),
         ({"seed.x": 1}, ("'seed.x'",)),
         ({"training.epochs.x": 1}, ("'training.epochs.x'", "did you mean 'epochs'?")),

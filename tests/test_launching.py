@@ -353,7 +353,7 @@ def test_user_errors_are_said_once_and_end_all(tmp_path):
     [
         (["--devices", "2", "--training.batch-size", "0"], "training.batch_size"),
         (["--devices", "0"], "--devices is 0"),
-        (["--nodes", "2"], "--nodes is 2, but MASTER_ADDR and NODE_RANK is not set"),
+        (["--nodes", "2"], "--nodes is 2, but there is no MASTER_ADDR and no NODE_RANK"),
     ],
 )
 def test_arguments_are_checked_before_anything_starts(words, message, tmp_path, capsys):

@@ -203,8 +203,8 @@ def _make_environments(devices: int, nodes: int) -> list[dict[str, str]]:
         absent = [name for name in ("MASTER_ADDR", "NODE_RANK") if name not in os.environ]
         if absent:
             raise UserError(
-                f"--nodes is {nodes}, but {' and '.join(absent)} is not set: run this command on "
-                "every node with MASTER_ADDR, the address of the first, and NODE_RANK, 0 to "
+                f"--nodes is {nodes}, but there is no {' and no '.join(absent)}: run this command "
+                "on every node with MASTER_ADDR, the address of the first, and NODE_RANK, 0 to "
                 f"{nodes - 1}; or start it by srun or torchrun"
             )
         node = int(os.environ["NODE_RANK"]) if os.environ["NODE_RANK"].isdecimal() else nodes

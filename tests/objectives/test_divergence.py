@@ -173,3 +173,19 @@ def test_without_weight_there_is_no_divergence():
     step = tiny_step(**{"divergence.weight": 0.0})
     assert step.divergence is None
     assert list(step.weights) == ["contrastive"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedies"),
+    [
+        ({"norm": "none"}, "divergence.norm output, divergence.smoothing above 0 or a divergence."),
+        ({}, "divergence.smoothing above 0 or a divergence.usage_bonus"),  # output is the default
+        ({"smoothing": 0.2, "usage_bonus": 0.1}, "a larger divergence.usage_bonus"),
+        ({"source": "prototypes"}, "divergence.centring sinkhorn or a divergence.usage_bonus"),
+        ({"source": "prototypes", "centring": "sinkhorn"}, "a divergence.usage_bonus"),
+    ],
+)
+def test_too_few_subnetworks_are_told_with_remedies_that_are_not_in_use_yet(settings, remedies):
+    (told,) = term(**settings).warn({"active_subnetworks": 6.0}, 512)
+    assert told.startswith(f"only 6 of 100 subnetworks are in use; try {remedies}")
+    assert term(**settings).warn({"active_subnetworks": 60.0}, 512) == []

@@ -29,13 +29,25 @@ def _find_section(name: str, values: dict[str, Any]) -> type[Section]:
     return METHODS[method]
 
 
+def _suggest_field(name: str) -> str:
+    """Say which field an unknown one may be; its table is easily forgotten."""
+    tables = [*SECTIONS.items(), *((ObjectiveSettings.table, kind) for kind in METHODS.values())]
+    names = [f"{table}.{each.name}" for table, kind in tables for each in dataclasses.fields(kind)]  # type: ignore[arg-type]  # mypy does not see that sections are dataclasses
+    namesakes = [f"{full!r}" for full in dict.fromkeys(names) if full.endswith(f".{name}")]
+    if namesakes:
+        return f"; did you mean {' or '.join(namesakes)}?"
+    top = [each.name for each in dataclasses.fields(Config)]
+    rule = f": it must be seed or a field of {', '.join(SECTIONS)}, such as training.epochs"
+    return suggest(name, [*top, *names]) or rule
+
+
 def from_dict(values: dict[str, Any]) -> Config:
     """Build a configuration from nested tables, as TOML gives them; the rest takes its default."""
     known = [field.name for field in dataclasses.fields(Config)]
     parts: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known:
-            raise UserError(f"unknown field {abbreviate(name)}{suggest(name, known)}")
+            raise UserError(f"unknown field {abbreviate(name)}{_suggest_field(name)}")
         if name not in SECTIONS or (value is None and name in OPTIONAL):
             parts[name] = value
             continue

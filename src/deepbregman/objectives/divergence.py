@@ -216,15 +216,24 @@ class DivergenceTerm(nn.Module):
         active, total = record["active_subnetworks"], self.settings.num_subnetworks
         if active >= FEW_ACTIVE * min(total, num_samples):
             return []
-        words = f"only {active:.0f} of {total} subnetworks are in use; try "
-        if self.settings.source == "bank":
-            return [f"{words}a larger objective.weight, which keeps embeddings apart"]
-        if self.settings.source == "prototypes":
-            return [f"{words}divergence.centring sinkhorn"]
-        return [
-            f"{words}divergence.norm output, divergence.smoothing above 0, or a "
-            "divergence.usage_bonus"
-        ]
+        *others, last = self._list_remedies()
+        remedies = f"{', '.join(others)} or {last}" if others else last
+        return [f"only {active:.0f} of {total} subnetworks are in use; try {remedies}"]
+
+    def _list_remedies(self) -> list[str]:
+        """List settings that bring more subnetworks into use, and that are not made yet."""
+        settings = self.settings
+        if settings.source == "bank":
+            return ["a larger objective.weight, which keeps embeddings apart"]
+        found = []
+        if settings.source == "prototypes" and settings.centring != "sinkhorn":
+            found.append("divergence.centring sinkhorn")
+        if settings.source == "learned" and settings.norm in ("hidden", "none"):
+            found.append("divergence.norm output")
+        if settings.source == "learned" and not self.is_smooth:
+            found.append("divergence.smoothing above 0")
+        larger = "larger " if settings.usage_bonus else ""
+        return [*found, f"a {larger}divergence.usage_bonus"]
 
 
 def _build_subnetworks(settings: DivergenceSettings, in_features: int) -> nn.Module:
