@@ -173,6 +173,22 @@ def test_headlines_of_different_test_sets_are_never_side_by_side_without_words(m
     assert "cannot be compared" not in Page(report(paths[1:], tmp_path / "same").page).words
 
 
+def test_folders_of_one_name_are_told_apart(make_run, tmp_path):
+    """Photos of two clinics may both be in a folder "images"."""
+    paths = [
+        make_run(name, {"data.source": data}, result=judged(data))
+        for name, data in (("a", "/photos/first/images"), ("b", "/photos/second/images"))
+    ]
+    words = Page(report(paths, tmp_path / "out").page).words
+    assert (
+        "different test images: a: 50 test images of first/images; b: 50 test images of "
+        "second/images." in words
+    )
+    assert "Evaluations on first/images" in words
+    assert "Evaluations on second/images" in words
+    assert "data second/images" in words  # in the card
+
+
 def test_what_accuracies_are_read_against_is_drawn_and_written(make_run, tmp_path):
     run = make_run("a", result=judged("digits", chance=10.5, raw_pixels=84.25))
     written = report([run], tmp_path / "out")

@@ -15,6 +15,7 @@ from deepbregman.reporting.records import (
     find_unequal_budget,
     group_runs,
     list_measures,
+    name_datasets,
 )
 from deepbregman.reporting.tables import Cell, mark_best, summarise_measure, tabulate_evaluations
 from deepbregman.runs import Record
@@ -203,8 +204,8 @@ def test_the_card_of_an_arm_has_the_last_verdict_and_why_it_stopped(make_run):
     ]
     stopped = {"pretrain": {"seconds": 1.0, "stopped": "after epoch 3: saturated"}}
     (arm,) = group_runs([RunRecord.read(make_run("a", metrics=metrics, result=stopped))])
-    facts = dict(make_card(arm).facts)
+    facts = dict(make_card(arm, name_datasets([arm])).facts)
     assert facts["health"] == "saturated (more epochs bring little)"
     assert facts["stopped"] == "after epoch 3: saturated"
     (plain,) = group_runs([RunRecord.read(make_run("b", metrics=[{"epoch": 1}]))])
-    assert not {"health", "stopped"} & dict(make_card(plain).facts).keys()
+    assert not {"health", "stopped"} & dict(make_card(plain, name_datasets([plain])).facts).keys()

@@ -1,6 +1,6 @@
 """Arms side by side: a card, charts and tables of runs that were grouped by their configuration."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deepbregman.statistics import format_spread, summarise
@@ -15,6 +15,7 @@ from .records import (
     find_unequal_budget,
     is_finite,
     list_measures,
+    name_datasets,
 )
 from .tables import (
     Cell,
@@ -78,7 +79,8 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
         for data, table in zip(sources, tables, strict=True)
     ]
     curves, diagnostics = draw_curves(groups, prefix)
-    cards = [make_card(group) for group in groups] if evaluated else []
+    names = name_datasets(groups)
+    cards = [make_card(group, names) for group in groups] if evaluated else []
     return Comparison(
         groups=groups,
         cards=cards,
@@ -103,12 +105,12 @@ def _make_keys_unique(tables: Sequence[Table]) -> list[Table]:
     ]
 
 
-def make_card(group: RunGroup) -> Card:
-    """Summarise an arm."""
+def make_card(group: RunGroup, names: Mapping[str, str]) -> Card:
+    """Summarise an arm, with the names of all datasets of the page."""
     config = group.config
     seeds = ", ".join(str(seed) for seed in group.seeds)
     facts = [
-        ("data", config.data.source.rstrip("/").rpartition("/")[2] or config.data.source),
+        ("data", names[config.data.source]),
         ("encoder", config.encoder.name),
         ("epochs", str(config.training.epochs)),
         ("runs", f"{len(group.runs)} (seed {seeds})"),
@@ -142,7 +144,8 @@ def make_card(group: RunGroup) -> Card:
         return Card(group, facts, None, "", "", unusual, has_labels=bool(last) or not ran)
     compared = average_references([group], main).items()
     facts[:0] = [(name, f"{value:.2f} %") for name, value in compared]
-    return Card(group, facts, summarise_measure(group, main), main.title, main.test_set, states)
+    images = main.describe_images(names[main.data])
+    return Card(group, facts, summarise_measure(group, main), main.title, images, states)
 
 
 def _describe_test_sets(cards: Sequence[Card]) -> str:

@@ -167,17 +167,23 @@ def group_runs(runs: Iterable[RunRecord]) -> list[RunGroup]:
 
 def make_names_unique(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Name runs of the same name by enough of the end of their path to be unique."""
-    names = [run.name for run in runs]
-    named = []
-    for run in runs:
-        parts = run.path.resolve().parts
+    names = tell_apart([run.path.resolve() for run in runs])
+    return [
+        replace(run, name=name) if "/" in name else run
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def tell_apart(paths: Sequence[PurePath]) -> list[str]:
+    """Name paths by their last part, or by as many of the last parts as no other path has."""
+    names = []
+    for path in paths:
+        parts, others = path.parts, [other.parts for other in paths if other != path]
         length = 1
-        if names.count(run.name) > 1:
-            others = [other.path.resolve().parts for other in runs if other is not run]
-            while length < len(parts) and any(o[-length:] == parts[-length:] for o in others):
-                length += 1
-        named.append(replace(run, name="/".join(parts[-length:])) if length > 1 else run)
-    return named
+        while length < len(parts) and any(o[-length:] == parts[-length:] for o in others):
+            length += 1
+        names.append("/".join(parts[-length:]))
+    return names
 
 
 def _find_common_name(names: list[str]) -> str:
@@ -253,10 +259,8 @@ class Measure(NamedTuple):
         """The numbers of images behind it."""
         return f"{self.num_train:,} / {self.num_test:,}"
 
-    @property
-    def test_set(self) -> str:
-        """The images that it is measured on, in words."""
-        name = PurePath(self.data).name or self.data
+    def describe_images(self, name: str) -> str:
+        """Describe the images that it is measured on, of a dataset of that name."""
         split = f" ({self.split})" if self.split else ""
         return f"{self.num_test:,} test images of {name}{split}" if self.num_test else name
 
@@ -265,6 +269,15 @@ def list_measures(groups: Sequence[RunGroup]) -> list[Measure]:
     """Return all quantities of the evaluations of any run, in the order of the records."""
     rows = (row for group in groups for run in group.runs for row in run.evaluations)
     return list(dict.fromkeys(Measure.of(row) for row in rows))
+
+
+def name_datasets(groups: Sequence[RunGroup]) -> dict[str, str]:
+    """Name the datasets of some runs and of their evaluations, so that no two have one name."""
+    found = [group.config.data.source for group in groups]
+    found += [measure.data for measure in list_measures(groups)]
+    datasets = list(dict.fromkeys(found))
+    names = tell_apart([PurePath(data) for data in datasets])
+    return {data: name or data for data, name in zip(datasets, names, strict=True)}
 
 
 def find_rows(group: RunGroup, measure: Measure) -> list[tuple[RunRecord, Record]]:

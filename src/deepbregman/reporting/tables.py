@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import NamedTuple
 
 from deepbregman.files import format_csv
@@ -20,6 +19,7 @@ from .records import (
     find_rows,
     is_finite,
     list_measures,
+    name_datasets,
 )
 
 ASCENDING = (
@@ -309,7 +309,7 @@ def mark_best(cells: Sequence[Cell], num_seeds: Sequence[int]) -> list[Cell]:
 def tabulate_evaluations(groups: Sequence[RunGroup], prefix: str = "") -> list[Table]:
     """Make a table for each source of data: arms in rows, quantities in columns."""
     tables = []
-    found = list_measures(groups)
+    found, names = list_measures(groups), name_datasets(groups)
     num_seeds = [len(group.seeds) for group in groups]
     for data in dict.fromkeys(measure.data for measure in found):
         columns = [measure for measure in found if measure.data == data]
@@ -337,11 +337,10 @@ def tabulate_evaluations(groups: Sequence[RunGroup], prefix: str = "") -> list[T
             )
             for row in list_published_rows(groups, columns)
         ]
-        name = PurePath(data).name or data
         tables.append(
             Table(
-                key=f"{prefix}evaluations-{name}",
-                title=f"Evaluations on {name}",
+                key=f"{prefix}evaluations-{names[data]}",
+                title=f"Evaluations on {names[data]}",
                 corner="arm",
                 columns=tuple(name_measures(columns)),
                 rows=(*rows, *below, *published),
