@@ -151,10 +151,19 @@ def test_a_run_without_epochs_is_not_short():
     assert "few" not in why
 
 
-def test_a_short_run_without_divergence_has_nothing_to_rise():
+def test_without_divergence_nothing_is_chosen_for_it():
     found = plan(speed=0.1, given={"divergence.weight": 0.0})
     assert found.config.divergence.warmup_epochs == 0.0
-    assert "divergence.warmup_epochs" not in {choice.field for choice in found.choices}
+    chosen = [choice.field for choice in found.choices]
+    assert [field for field in chosen if field.startswith("divergence.")] == []
+
+
+@pytest.mark.parametrize(("epochs", "often"), [(2, "after each epoch"), (200, "about 20 times")])
+def test_a_short_run_is_not_said_to_have_20_lines(epochs, often):
+    for classes, why in ((0, f"a line of progress {often}"), (3, f"kNN accuracy {often}, by")):
+        found = plan(CPU._replace(num_classes=classes), given={"training.epochs": epochs})
+        (told,) = [c.why for c in found.choices if c.field == "training.knn_every"]
+        assert told.startswith(why)
 
 
 def test_a_fast_cpu_gets_the_better_encoder_and_all_epochs():

@@ -139,7 +139,9 @@ def make_plan(
         why += f"; {too_slow[0]} would take too long"
     plan.take(Choice("encoder.name", tried.encoder.name, why), length)
     steps = plan.config.training.epochs * count_steps(plan.config, facts.num_images)
-    plan.take(_choose_bank(plan.config, facts, steps), *_choose_schedule(plan.config, facts, steps))
+    if plan.config.divergence.is_on:
+        plan.take(_choose_bank(plan.config, facts, steps))
+    plan.take(*_choose_schedule(plan.config, facts, steps))
     warning = ""
     if "training.epochs" not in given and length.value < wanted and 0 < steps < _USEFUL_STEPS:
         enough_time = choose_budget(_SHORT_STEPS * seconds)
@@ -246,9 +248,10 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
         yield Choice("divergence.warmup_epochs", round(_SHORT_RISE * epochs, 2), why)
     yield Choice("data.workers", min(16, facts.cpus), count_words(facts.cpus, "CPU"))
     every = max(1, epochs // 20)
-    why = "about 20 lines of progress"
+    often = "about 20 times" if every > 1 else "after each epoch"
+    why = f"a line of progress {often}"
     if facts.num_classes:
-        why = f"kNN accuracy about 20 times, by the labels of {facts.num_classes} classes"
+        why = f"kNN accuracy {often}, by the labels of {facts.num_classes} classes"
     yield Choice("training.knn_every", every, why)
 
 
