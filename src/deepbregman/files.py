@@ -270,6 +270,12 @@ def _without_formula(value: Any) -> Any:
     return value
 
 
+def restore_text(cell: str) -> str:
+    """Return a text as it was before :func:`format_csv` wrote it."""
+    text = cell.removeprefix("'")
+    return text if _without_formula(text) == cell else cell
+
+
 def parse_json(text: str) -> Any:
     """Parse JSON from any source; anything wrong with it is a ValueError."""
     try:

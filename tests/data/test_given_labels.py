@@ -6,6 +6,7 @@ import pytest
 
 from deepbregman.data.labels import GivenLabel, read_labels
 from deepbregman.errors import UserError
+from deepbregman.files import create_csv
 
 RIGHT = [GivenLabel(f"{name}.png", name[0]) for name in ("a1", "a2", "b1", "b2")]
 
@@ -24,6 +25,17 @@ def test_tables_of_people_and_spreadsheets(tmp_path, text):
     path = tmp_path / "few.csv"
     path.write_text(text, encoding="utf-8", newline="")
     assert read_labels(path) == RIGHT
+
+
+def test_a_label_comes_back_as_it_was_written(tmp_path):
+    """A table protects + from spreadsheets; a + that is added to it is the same class."""
+    given = [("a.png", "+"), ("b.png", "-"), ("c.png", "=1, no"), ("d.png", "'a'"), ("e.png", "-1")]
+    path = tmp_path / "all.csv"
+    create_csv(path, [{"image": image, "label": label} for image, label in given * 2])
+    assert "'+" in path.read_text()
+    path.write_text(path.read_text() + "f.png,+\n")
+    found = [(one.image, one.label) for one in read_labels(path)]
+    assert found == [*given * 2, ("f.png", "+")]
 
 
 def test_unicode_text_of_a_spreadsheet(tmp_path):

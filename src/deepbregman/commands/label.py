@@ -167,14 +167,13 @@ def _find_in_run(config: Config, data: str, labels: "list[GivenLabel]") -> "list
         return labels
     found, both = [], []
     for label in labels:
-        name = label.image.removeprefix("'")  # as a table protects it
-        place, here = own / name, folder / name
+        place, here = own / label.image, folder / label.image
         if label.is_file or not place.is_file():
             found.append(label)
         elif is_folder and here.is_file() and here != place:  # the same if the name is a whole path
             found.append(label)
             if here.read_bytes() != place.read_bytes():
-                both.append(name)
+                both.append(label.image)
         else:
             found.append(label._replace(image=str(place), is_file=True))
     if both:

@@ -81,15 +81,14 @@ def list_images(config: Config, data: str | None) -> "Listing | None":
 def find_unknown_names(names: Iterable[str], listing: "Listing") -> list[str]:
     """Return the names that cannot be those of listed images, of places in the data, or of files.
 
-    Only the last part of a name is looked at. A table may have put an apostrophe before a name.
+    Only the last part of a name is looked at.
     """
     from deepbregman.evaluation.search_index import PLACE
 
     known = {path.name for files in listing.splits.values() for path in files.paths}
 
     def is_known(name: str) -> bool:
-        last = {Path(name).name, Path(name.removeprefix("'")).name}
-        return not known.isdisjoint(last) or PLACE.fullmatch(name) is not None
+        return Path(name).name in known or PLACE.fullmatch(name) is not None
 
     return [
         name

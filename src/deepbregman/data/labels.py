@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from deepbregman.data.folders import quote_some, read_tree
 from deepbregman.errors import UserError
+from deepbregman.files import restore_text
 from deepbregman.terminal import count_words
 
 IMAGE_COLUMNS = ("image", "file", "filename", "name", "path")
@@ -132,6 +133,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
             )
         header[header.index(found)] = key
     table = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
+    for row in table:
+        row |= {name: restore_text(row[name]) for name in ("image", "label")}
     odd = next((shown for row in table if (shown := _show(row["label"])) != row["label"]), None)
     if odd is not None:
         raise UserError(

@@ -300,7 +300,6 @@ def find_winners(scores: Tensor) -> Winners:
 def read_given(path: Path, names: Sequence[str]) -> Given:
     """Read labels and, where they are, probabilities; None for images that are not in the table."""
     found = {row["image"]: row for row in read_table(path)}
-    found |= {name.removeprefix("'"): row for name, row in found.items()}  # see format_csv
     rows = [found.get(name) or {"label": ""} for name in names]
     known = [row for row in rows if "image" in row]
     if not known:

@@ -227,14 +227,11 @@ class _Finder:
                     self._paths[os.path.abspath(path)] = index
 
     def find(self, name: str) -> int | None:
-        for word in (name, name.removeprefix("'")):  # as format_csv protects it
-            if word in self._names:
-                return self._names[word]
-            if (path := os.path.abspath(word)) in self._paths:
-                return self._paths[path]
-            if word in self._last:
-                return self._last[word]
-        return None
+        if name in self._names:
+            return self._names[name]
+        if (path := os.path.abspath(name)) in self._paths:
+            return self._paths[path]
+        return self._last.get(name)
 
     def find_copy(self, path: Path) -> int | None:
         if (place := os.path.abspath(path)) in self._paths:
