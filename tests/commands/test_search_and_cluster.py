@@ -286,6 +286,8 @@ class TestCluster:
         assert [count_clusters(None, 0, images) for images in (2, 9, 143, 144, 10**6)] == [
             *(2, 3, 11, 12, 12)
         ]
+        with pytest.raises(UserError, match="one image, and clusters need 2"):
+            count_clusters(None, 0, 1)  # "from 2 to 1" would help nobody
 
     def test_without_labels(self, command, plain, tmp_path):
         before = (plain.path / "result.json").read_bytes()

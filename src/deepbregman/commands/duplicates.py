@@ -85,7 +85,7 @@ def show(found: "Duplicates", console: Console) -> None:
     groups = count_words(len(found.groups), "group")
     say(
         console,
-        f"{groups} among {found.num_images:,} images: {exact:,} exact "
+        f"{groups} among {count_words(found.num_images, 'image')}: {exact:,} exact "
         f"{'copy' if exact == 1 else 'copies'}, "
         f"{count_words(near, 'near-duplicate')} (a cosine of {found.threshold:.4f} or more to "
         "another image of the group)",

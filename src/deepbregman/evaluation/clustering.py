@@ -378,6 +378,8 @@ def number_by_size(assignment: Tensor, count: int) -> Tensor:
 
 def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> int:
     """Return the number of clusters: as given, or by the classes, or by the number of images."""
+    if num_images < 2:
+        raise UserError("there is one image, and clusters need 2 or more: give a larger dataset")
     if clusters is None:
         few = max(2, min(MOST_BY_DEFAULT, math.isqrt(num_images)))
         clusters = num_classes if num_classes > 1 else few
