@@ -333,13 +333,47 @@ def test_new_photos_are_labelled_by_those_of_the_run(command, run, photos, tmp_p
     said = " ".join(said.split())
     assert "from 8 labelled images; this holds for images like these" in said
     assert "add these, with their labels, to what --labels names" in said
+
+
+def test_new_photos_may_have_names_of_others(command, run, photos, tmp_path):
+    """Cameras count from 1, so two folders have an IMG_0001.jpg; only one of them is labelled."""
+    new, few = tmp_path / "new", write_table(tmp_path / "few.csv", *FEW)
+    new.mkdir()
+    for index, colour in enumerate(("red", "blue")):
+        shutil.copy(photos / f"{colour}-9.png", new / f"x{index}.png")
     shutil.copy(photos / "blue-9.png", new / "red-0.png")
-    out.unlink()
-    code, said, err = command(*words)
-    assert code == 0
-    assert f"note: {photos} and {new} both have 1 labelled name ('red-0.png'): the labels" in err
-    with out.open(newline="") as file:
-        assert {row["image"]: row["given"] for row in csv.DictReader(file)}["red-0.png"] == "yes"
+
+    def label(table: Path) -> tuple[str, dict[str, tuple[str, str]]]:
+        (tmp_path / "new.csv").unlink(missing_ok=True)
+        words = ("label", run.path, "--labels", table, "--data", new, "--out", tmp_path / "new.csv")
+        code, _, err = command(*words)
+        if code:
+            return err, {}
+        with (tmp_path / "new.csv").open(newline="") as file:
+            return err, {r["image"]: (r["label"], r["given"]) for r in csv.DictReader(file)}
+
+    both = f"{photos} and {new} both have 1 labelled name ('red-0.png') for different photos"
+    err, found = label(few)
+    assert f"{both}: the labels are taken for {photos}, which has all labelled names" in err
+    assert found["red-0.png"] == ("blue", "no")
+    # A table of the new photos.
+    for index in range(3):
+        shutil.copy(photos / f"red-{index + 10}.png", new / f"r{index}.png")
+        shutil.copy(photos / f"blue-{index + 10}.png", new / f"b{index}.png")
+    lines = "red-0.png,blue\nr0.png,red\nr1.png,red\nb0.png,blue\n"
+    own = tmp_path / "own.csv"
+    own.write_text(f"image,label\n{lines}")
+    err, found = label(own)
+    assert f"{both}: the labels are taken for {new}" in err
+    assert found["red-0.png"] == ("blue", "yes")
+    # One of both: nobody can tell.
+    own.write_text(f"{few.read_text()}{lines.partition(chr(10))[2]}")
+    err, found = label(own)
+    assert not found
+    assert f"{both}: write the folder before such names, as in '{photos / 'red-0.png'}'" in err
+    own.write_text(own.read_text().replace("red-0.png", str(photos / "red-0.png")))
+    err, found = label(own)
+    assert (err, found["red-0.png"]) == ("", ("blue", "no"))
 
 
 def test_the_order_of_the_labels_does_not_matter_for_new_photos(run, photos, tmp_path):

@@ -154,7 +154,11 @@ def label(
 
 
 def _find_in_run(config: Config, data: str, labels: "list[GivenLabel]") -> "list[GivenLabel]":
-    """Take a label of an image that is in the run's own folder only as the label of that file."""
+    """Take labels of images that are in the run's own folder as labels of those files.
+
+    Where both folders have a name, for different photos, the labels are of the folder that has all
+    names. If both have all or none has, it cannot be known.
+    """
     from deepbregman.data.datasets import find_source
     from deepbregman.data.folders import quote_some
 
@@ -165,25 +169,33 @@ def _find_in_run(config: Config, data: str, labels: "list[GivenLabel]") -> "list
     is_folder = new is None and folder.is_dir()
     if known is not None or not own.is_dir() or (is_folder and own.samefile(folder)):
         return labels
-    found, both = [], []
-    for label in labels:
-        place, here = own / label.image, folder / label.image
-        if label.is_file or not place.is_file():
-            found.append(label)
-        elif is_folder and here.is_file() and here != place:  # the same if the name is a whole path
-            found.append(label)
-            if here.read_bytes() != place.read_bytes():
-                both.append(label.image)
-        else:
-            found.append(label._replace(image=str(place), is_file=True))
+    names = {label.image for label in labels if not label.is_file}
+    here = {name for name in names if is_folder and (folder / name).is_file()}
+    there = {name for name in names if (own / name).is_file()}
+    both = sorted(
+        name for name in here & there if (folder / name).read_bytes() != (own / name).read_bytes()
+    )
+    taken = there - here
     if both:
-        names = f"{count_words(len(both), 'labelled name')} ({quote_some(both)})"
+        words = f"{count_words(len(both), 'labelled name')} ({quote_some(both)})"
+        words = f"{own} and {folder} both have {words} for different photos"
+        if (names == here) == (names == there):
+            raise UserError(
+                f"{words}: write the folder before such names, as in {str(own / both[0])!r}; "
+                f"or, if they are of {own}, move the photos of {folder} into a sub-folder of it"
+            )
+        if names == there:
+            taken |= set(both)
+        whose = own if names == there else folder
         notify(
-            f"{own} and {folder} both have {names}: the labels are taken for images of {folder}; "
-            f"if they are of {own}, move the photos of {folder} into a sub-folder of it",
-            stacklevel=3,
+            f"{words}: the labels are taken for {whose}, which has all labelled names", stacklevel=3
         )
-    return found
+    return [
+        label._replace(image=str(own / label.image), is_file=True)
+        if not label.is_file and label.image in taken
+        else label
+        for label in labels
+    ]
 
 
 class FirstImages(NamedTuple):
