@@ -201,10 +201,11 @@ def test_the_page_names_the_methods_that_are_slow_beside_their_passes():
     slow = ratios.keys() - set(fast)
     for recipe in slow:
         assert ratios[recipe] >= 0.80 or f"`{recipe}` ({ratios[recipe]:.2f})" in page
-    heads = {group["recipe"]: group["arms"][-1]["over_networks"] for group in read_record("heads")}
+    with_heads = [*read_record("heads"), *read_record("heads-again")]  # the newer one counts
+    heads = {group["recipe"]: group["arms"][-1]["over_networks"] for group in with_heads}
     assert heads.keys() == slow
     for recipe, ratio in heads.items():
-        assert f"`{recipe}` {ratio:.2f}" in page
+        assert ratio >= 0.85 and f"`{recipe}` {ratio:.2f}" in page
 
 
 def test_the_page_has_the_speeds_of_lightly():
