@@ -325,6 +325,12 @@ def _show_accuracy(found: "Labelling", is_uneven: bool, console: Console) -> Non
         holds = "images like these"
     accuracy = _describe(found.expected)
     say(console, f"expected accuracy: {accuracy}, from {images}; this holds for {holds}")
+    if is_uneven:
+        which = " with two labels or more" * (1 in found.class_sizes)
+        say(console, f"as the mean over the classes{which}: {_describe(found.expected_balanced)}")
+    if found.measured is not None:
+        value, count = found.measured
+        say(console, f"by the data's own labels: {value:.1f} % of the other {count:,} are right")
     if found.expected.high - found.expected.low > WIDE_INTERVAL:
         words = "with 4 times as many labels, drawn at random, it is about half as wide"
         say(console, f"the interval is wide; {words}")
@@ -332,19 +338,14 @@ def _show_accuracy(found: "Labelling", is_uneven: bool, console: Console) -> Non
     short = suggest_more_epochs(trained, trained.config) if is_complete(trained) else ""
     if found.expected.value < LOW_ACCURACY and short:
         say(console, f"training was short: {short}")
-    if is_uneven:
-        which = " with two labels or more" * (1 in found.class_sizes)
-        say(console, f"as the mean over the classes{which}: {_describe(found.expected_balanced)}")
-        if found.expected_balanced.value < found.expected.value and not found.is_balanced:
-            words = "if rare classes matter as much as common ones, add --balanced"
-            say(console, f"{words}; in all, more labels are then usually wrong")
+    is_lower = found.expected_balanced.value < found.expected.value
+    if is_uneven and is_lower and not found.is_balanced:
+        words = "if rare classes matter as much as common ones, add --balanced"
+        say(console, f"{words}; in all, more labels are then usually wrong")
     if found.is_balanced and found.expected.value < found.guess.accuracy:
         words = "the most frequent label for all would be right more often"
         cost = f"{words} ({found.guess.accuracy:.1f} %)"
         say(console, f"--balanced finds rare classes at the cost of common ones: {cost}")
-    if found.measured is not None:
-        value, count = found.measured
-        say(console, f"by the data's own labels: {value:.1f} % of the other {count:,} images")
 
 
 def _show_next_steps(found: "Labelling", console: Console) -> None:
