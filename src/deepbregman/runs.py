@@ -69,8 +69,7 @@ CHANGEABLE = frozenset(
 )
 """Fields that a resumed run may change: they do not affect what is trained.
 
-Neither does training.epochs, unless a schedule depends on it. Where data.skip_unreadable changes
-which images there are, the run is refused because of these.
+Where data.skip_unreadable changes which images there are, the run is refused because of these.
 """
 _METRICS = {"verdict": str, "reason": str, "stopped": str, ...: float}
 _START = {
@@ -94,6 +93,14 @@ _RESULT = {
     "quickstart": [{"features": str, ...: float}],
     "study": {"state": str, "evaluate_on": str, "metrics": {...: float}, "why": str},
 }
+
+
+def list_changeable(config: Config) -> frozenset[str]:
+    """Return the fields that a run may change when it resumes.
+
+    Its length is one of them, unless a schedule depends on it.
+    """
+    return CHANGEABLE if config.depends_on_length else CHANGEABLE | {"training.epochs"}
 
 
 def check_new_file(path: Path | str | None, suffix: str, option: str = "out") -> None:

@@ -262,7 +262,7 @@ def test_other_fields_may_not_and_are_named(run, name, value):
 
 @pytest.mark.parametrize("schedule", ["constant", "step"])
 def test_a_run_may_be_made_longer_where_the_schedule_does_not_depend_on_its_length(
-    tiny_config, tmp_path, schedule
+    tiny_config, tmp_path, schedule, capsys
 ):
     changes = {
         "optimiser.schedule": schedule,
@@ -273,10 +273,14 @@ def test_a_run_may_be_made_longer_where_the_schedule_does_not_depend_on_its_leng
     config = override(tiny_config, changes)
     short = pretrain(config, run=tmp_path / "run")
     result = (short.path / "result.json").read_bytes()
-    edit(short, training__epochs=3)
-    longer = {"training.epochs": 3}
-    whole = pretrain(config, run=tmp_path / "whole", changes=longer)
-    assert_same_parameters(resume(short.path), whole)
+    again = ["pretrain", "--resume", str(short.path)]
+    main(again)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"to train longer: `deepbregman {' '.join(again)} --training.epochs N`" in said
+    main([*again, "--training.epochs", "3"])
+    assert "to train longer" not in capsys.readouterr().out
+    whole = pretrain(config, run=tmp_path / "whole", changes={"training.epochs": 3})
+    assert_same_parameters(short, whole)
     assert short.result()["pretrain"]["epoch"] == 3
     (short.path / "result.json").write_bytes(result)  # as if killed before it wrote the new one
     assert is_complete(resume(short.path))

@@ -91,7 +91,6 @@ def train_run(
         resuming, request = True, None
     if config.training.epochs:
         start_compilers(config, fabric)
-    was_complete = resuming and is_complete(Run(folder))
     source, enough = parts.source, 0
     if request is not None:
         plan, source = _choose_settings(config, request, fabric, console, parts)
@@ -136,12 +135,13 @@ def train_run(
         build = partial(build_knn_monitor, source.train, config, fabric.device)
         # Process 0 measures for all.
         monitor = run_together(fabric, build if fabric.is_global_zero else lambda: None)
+        begun = job.step
         run = job.fit(monitor, console, warns)
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
         unreadable = count_words(len(skipped), "image")
         tell(f"{unreadable} could not be decoded; training used others instead")
-    if was_complete:  # its checkpoint and its images have been checked again
+    if resuming and job.step == begun:  # its checkpoint and its images have been checked again
         say(console, describe_complete(run, config))
     elif short := suggest_more_epochs(run, config):
         say(console, short)

@@ -188,8 +188,9 @@ def resume(
 ) -> Run:
     """Continue an interrupted run exactly from its last checkpoint.
 
-    Fields that do not change what is learnt, such as --data.workers, may be given anew; all others
-    stay. A run with parts of your own is continued from Python, where you give them again.
+    Fields that do not change what is learnt, such as --data.workers, may be given anew; so may
+    --training.epochs, unless a schedule such as a cosine depends on it. All others stay. A run with
+    parts of your own is continued from Python, where you give them again.
 
     Args:
         run: Folder of the run.
@@ -296,7 +297,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
 
 def _resume_with_fields(words: list[str]) -> Callable[..., Run]:
     """Make the function that resumes a run with changed fields, as far as they may change."""
-    config = Run.open(find_resumed_run(words)).config
+    config = find_resumed_run(words).config
 
     @functools.wraps(resume)
     def with_fields(run: Path, recipe: Config, **rest: Any) -> Run:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, override, recipes
 from deepbregman.errors import UserError, notify, suggest
-from deepbregman.runs import CHANGEABLE, Run, is_run
+from deepbregman.runs import CHANGEABLE, Run, is_run, list_changeable
 from deepbregman.terminal import choose_budget, count_words, parse_budget
 
 AUTO = "auto"
@@ -36,24 +36,25 @@ def list_fields(words: list[str]) -> dict[str, str]:
     return found
 
 
-def find_resumed_run(words: list[str]) -> Path:
-    """Return the folder after --resume; refuse options of fields that must not change."""
+def find_resumed_run(words: list[str]) -> Run:
+    """Open the run after --resume; refuse options of fields that must not change."""
     values = _pair_options(words)
-    run = values["--resume"]
-    refused = [option for option, field in list_fields(words).items() if field not in CHANGEABLE]
+    if not values["--resume"]:
+        raise UserError("--resume needs the folder of a run: --resume RUN")
+    run = Run.open(values["--resume"])
+    changeable = list_changeable(run.config)
+    refused = [option for option, field in list_fields(words).items() if field not in changeable]
     if refused:
         asked = shlex.join(word for field in refused for word in (field, values[field] or "..."))
         raise UserError(
             f"--resume continues a run with the settings that it has, and {refused[0]} is given: "
             "leave it out, or train on from the weights of the run, with new heads, a new schedule "
-            f"and a folder of its own: {suggest_longer(run or 'RUN', None, asked)}"
+            f"and a folder of its own: {suggest_longer(run.path, None, asked)}"
         )
-    if not run:
-        raise UserError("--resume needs the folder of a run: --resume RUN")
-    return Path(run)
+    return run
 
 
-def suggest_longer(run: Path | str, auto: Config | None, asked: str = "") -> str:
+def suggest_longer(run: Path, auto: Config | None, asked: str = "") -> str:
     """Return the command that trains on from the weights of a run.
 
     Args:
@@ -227,6 +228,10 @@ def suggest_more_epochs(run: Run, config: Config) -> str:
 def describe_complete(run: Run, config: Config, *, is_auto: bool = False) -> str:
     """Return a sentence that a run is complete, and how to train longer."""
     done = count_words(run.result().get("pretrain", {}).get("epoch", 0), "epoch")
-    command = suggest_longer(run.path, config if is_auto else None)
-    longer = suggest_more_epochs(run, config) or f"to train longer from its weights: {command}"
+    if config.depends_on_length:
+        command = suggest_longer(run.path, config if is_auto else None)
+        longer = suggest_more_epochs(run, config) or f"to train longer from its weights: {command}"
+    else:
+        again = f"--resume {shlex.quote(str(run.path))} --training.epochs N"
+        longer = f"to train longer: `deepbregman pretrain {again}`"
     return f"run {run.path} is complete: {done} trained; {longer}"

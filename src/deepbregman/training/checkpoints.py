@@ -24,7 +24,7 @@ from deepbregman.errors import UserError, first_line
 from deepbregman.method.networks import Encoder, Model
 from deepbregman.objectives import DivergenceTerm, OwnParts, Step, build_run_encoder, build_step
 from deepbregman.objectives.objective import build_head
-from deepbregman.runs import CHANGEABLE, Record, Run, replace_file
+from deepbregman.runs import CHANGEABLE, Record, Run, list_changeable, replace_file
 
 FORMAT = 4
 _HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")
@@ -370,9 +370,8 @@ def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> F
 
 
 def _may_change(name: str, epoch: float, config: Config) -> bool:
-    if name == "training.epochs":
-        return not config.depends_on_length and config.training.epochs >= epoch
-    return name in CHANGEABLE
+    is_long_enough = name != "training.epochs" or config.training.epochs >= epoch
+    return name in list_changeable(config) and is_long_enough
 
 
 def list_changes(changes: Changes) -> str:
