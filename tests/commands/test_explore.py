@@ -82,6 +82,22 @@ def test_images_to_label_are_large_and_whole(command, short_run, tmp_path):
         assert Image.open(picture).size == (320, 240)
 
 
+def test_a_table_names_images_as_for_label(command, short_run, tmp_path):
+    """By the name in the data, by a path, or by the last part of it where that is unique."""
+    photos = tmp_path / "photos"
+    (photos / "day").mkdir(parents=True)
+    for index in range(4):
+        Image.effect_noise((10, 10), 50).save(photos / "day" / f"{index}.png")
+    lines = f"day/0.png,cat\n1.png,dog\n{photos / 'day' / '2.png'},cat\n3.png,\n"
+    (tmp_path / "few.csv").write_text(f"image,label\n{lines}")
+    words = ("--data", photos, "--labels", tmp_path / "few.csv", "--out", tmp_path / "few.html")
+    assert command("explore", short_run.path, *words)[0] == 0
+    text = (tmp_path / "few.html").read_text()
+    data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
+    assert data["labels"] == [[0, "cat"], [1, "dog"], [2, "cat"]]
+    assert data["queue"] == [3]
+
+
 def test_the_map_is_made_once(short_run, few_digits, tmp_path, monkeypatch):
     """It takes most of the time, and labels that were given since do not change it."""
     shutil.copytree(short_run.path, tmp_path / "run")

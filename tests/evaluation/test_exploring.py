@@ -1,5 +1,7 @@
 """What the explorer shows: neighbours, places on the map, winners, labels of a table, samples."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from deepbregman.errors import Notice, UserError
 from deepbregman.evaluation import exploring
 from deepbregman.evaluation.clustering import rank_members
 from deepbregman.evaluation.exploring import (
+    Given,
     Ranked,
     choose_map,
     find_winners,
@@ -119,20 +122,24 @@ def test_winners_and_what_they_score_highest(monkeypatch):
     assert few.scores is None
 
 
+def read(path: Path, names: list[str]) -> Given:
+    return read_given(path, names, {name: place for place, name in enumerate(names)}.get)
+
+
 def test_labels_of_a_table(tmp_path):
     path = tmp_path / "all.csv"
     path.write_text("image,label,probability\na.png,cat,0.9\n'=b.png,dog,0.5\n")
-    found = read_given(path, ["=b.png", "a.png", "c.png"])
+    found = read(path, ["=b.png", "a.png", "c.png"])
     no = [False] * 3
     assert found == (["dog", "cat", None], [0.5, 0.9, 0.0], no, [], no)
     path.write_text("image,label\na.png,cat\n")
-    assert read_given(path, ["a.png", "b.png"]) == (
+    assert read(path, ["a.png", "b.png"]) == (
         *(["cat", None], None, [True, False], [], [False, False]),
     )
     path.write_text("image,label,probability,given\na.png,cat,1,Yes\nb.png,dog,0.5,no\n")
-    assert read_given(path, ["a.png", "b.png"]).by_user == [True, False]
+    assert read(path, ["a.png", "b.png"]).by_user == [True, False]
     path.write_text("image,label,label next\nc.png,,\na.png,cat,\nd.png,cat,10\nb.png,dog,2\n")
-    found = read_given(path, ["a.png", "b.png", "c.png", "d.png", "e.png"])
+    found = read(path, ["a.png", "b.png", "c.png", "d.png", "e.png"])
     assert found.queue == [1, 3, 2]  # the most useful first, then as the table has them
     assert found.by_user == [True, True, False, True, False]
     assert found.suggested == [False, True, False, True, False]
@@ -151,7 +158,7 @@ def test_tables_that_say_nothing(tmp_path, text, words):
     path = tmp_path / "all.csv"
     path.write_text(text)
     with pytest.raises(UserError, match=words):
-        read_given(path, ["a.png"])
+        read(path, ["a.png"])
 
 
 def test_of_too_many_images_a_sample_keeps_names_and_labels(monkeypatch):

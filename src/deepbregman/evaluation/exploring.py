@@ -4,7 +4,7 @@ import importlib.util
 import json
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from .clustering import count_clusters, number_by_size
 from .features import Features
 from .gallery import Gallery, OpenedRun, Pixels, image_name
 from .knn import MEASURES, normalise_rows, rank_bank, select_features
+from .labelling import ImageFinder
 
 MOST_IMAGES = 50_000
 """Images of a page; of more a seeded sample is shown."""
@@ -109,7 +110,7 @@ def explore_images(
     if len(names) < 3:
         number = count_words(len(names), "image")
         raise UserError(f"data {opened.data!r} has {number}: a map needs 3 or more")
-    given = None if labels is None else read_given(labels, names)
+    given = None if labels is None else read_given(labels, names, ImageFinder(gallery).find)
     known = None if gallery.labels is None else opened.name_classes(gallery)
     count = count_clusters(clusters, len(set(known or ())), len(names))
     features = gallery.features
@@ -297,28 +298,33 @@ def find_winners(scores: Tensor) -> Winners:
     )
 
 
-def read_given(path: Path, names: Sequence[str]) -> Given:
-    """Read labels and, where they are, probabilities; None for images that are not in the table."""
-    found = {row["image"]: row for row in read_table(path)}
-    rows = [found.get(name) or {"label": ""} for name in names]
-    known = [row for row in rows if "image" in row]
-    if not known:
+def read_given(path: Path, names: Sequence[str], find: Callable[[str], int | None]) -> Given:
+    """Read labels and, where they are, probabilities; None for images that are not in the table.
+
+    Args:
+        find: returns the position of an image that a table names, as `label` finds it.
+    """
+    found: dict[int, dict[str, str]] = {}
+    for row in read_table(path):
+        if (place := find(row["image"])) is not None:
+            found[place] = row
+    if not found:
         raise UserError(
             f"labels {str(path)!r}: it names no image of the data; names are relative to the "
             f"data's folder, such as {names[0]!r}"
         )
+    rows = [found.get(place) or {"label": ""} for place in range(len(names))]
     probabilities = None
-    if "probability" in known[0]:
+    if "probability" in next(iter(found.values())):
         try:
             probabilities = [float(row.get("probability", 0.0)) for row in rows]
         except ValueError:
             raise UserError(f"labels {str(path)!r}: a probability is not a number") from None
     unsaid = "yes" if probabilities is None else "no"
-    places = {name: place for place, name in enumerate(names)}
-    asked = {  # a name may be there twice, see above
-        places[name]: int(rank) if (rank := row.get("label next") or "").isdecimal() else math.inf
-        for name, row in found.items()
-        if name in places and (row.get("label next") or not row["label"])
+    asked = {
+        place: int(rank) if (rank := row.get("label next") or "").isdecimal() else math.inf
+        for place, row in found.items()
+        if row.get("label next") or not row["label"]
     }
     return Given(
         [row["label"] or None for row in rows],

@@ -182,7 +182,7 @@ def match_images(
         The label by position; the files from elsewhere, whose positions follow those of the
         gallery; and the positions of images that had been suggested.
     """
-    finder, names = _Finder(gallery), gallery.names
+    finder, names = ImageFinder(gallery), gallery.names
     labels: dict[int, str] = {}
     outside: dict[Path, int] = {}
     suggested: set[int] = set()
@@ -210,7 +210,7 @@ def match_images(
     return labels, list(outside), suggested
 
 
-class _Finder:
+class ImageFinder:
     """Finds the images of a gallery by their names, paths or contents."""
 
     def __init__(self, gallery: Gallery) -> None:
@@ -227,6 +227,7 @@ class _Finder:
                     self._paths[os.path.abspath(path)] = index
 
     def find(self, name: str) -> int | None:
+        """Return the position of an image by its name, its path, or a last part of one alone."""
         if name in self._names:
             return self._names[name]
         if (path := os.path.abspath(name)) in self._paths:
@@ -234,6 +235,7 @@ class _Finder:
         return self._last.get(name)
 
     def find_copy(self, path: Path) -> int | None:
+        """Return the position of the image with the content of a file."""
         if (place := os.path.abspath(path)) in self._paths:
             return self._paths[place]
         if not self._sizes:
