@@ -205,10 +205,14 @@ def is_complete(run: "Run") -> bool:
     """Whether a run has been trained to its end, which may have come early."""
     trained = run.result().get("pretrain") or {}
     settings = run.config.training
-    why = trained.get("stopped", "")
     # Without the option, a run that was saturated goes on.
-    stopped = why and (settings.stop_when_saturated or not why.endswith(f": {SATURATED}"))
-    return bool(stopped) or bool(trained.get("epoch") == settings.epochs)
+    may_end = settings.stop_when_saturated or not was_saturated(trained)
+    return bool(trained.get("stopped") and may_end) or trained.get("epoch") == settings.epochs
+
+
+def was_saturated(trained: Record) -> bool:
+    """Whether a run stopped early because more epochs bring little, by its result."""
+    return str(trained.get("stopped")).endswith(f": {SATURATED}")
 
 
 @dataclass(frozen=True)

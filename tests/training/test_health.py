@@ -14,7 +14,7 @@ from torch import Tensor
 
 from deepbregman.cli import main
 from deepbregman.commands.pretrain import pretrain, resume
-from deepbregman.config import Config, from_toml, override, to_toml
+from deepbregman.config import Config, override
 from deepbregman.data import open_source
 from deepbregman.objectives import build_views
 from deepbregman.runs import Run
@@ -331,7 +331,9 @@ def test_a_saturated_run_ends_well_and_says_why(tiny_config, tmp_path):
     load_trained_encoder(run)  # it was saved, though no save was due
     again = Console(record=True, width=200)
     resume(run.path, console=again)
-    assert "it continues" not in again.export_text()
+    said = again.export_text()
+    assert "it continues" not in said
+    assert f"`deepbregman pretrain --resume {run.path} --no-stop-when-saturated`" in said
 
 
 @pytest.mark.usefixtures("easily_saturated")
@@ -340,10 +342,8 @@ def test_resuming_a_stopped_run_trains_on_only_if_told_to(tiny_config, tmp_path)
     (run.path / "result.json").unlink()  # as if it had been killed before it wrote that
     assert len(resume(run.path).metrics()) == 3
     assert run.result()["pretrain"]["stopped"] == "after epoch 3: saturated"
-    path = run.path / "config.toml"
-    changed = override(from_toml(path.read_text(), "it"), {"training.stop_when_saturated": False})
-    path.write_text(to_toml(changed))
-    assert len(resume(run.path).metrics()) == 9
+    main(["pretrain", "--resume", str(run.path), "--no-stop-when-saturated"])
+    assert len(run.metrics()) == 9
     assert "stopped" not in run.result()["pretrain"]
 
 

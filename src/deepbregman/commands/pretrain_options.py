@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, override, recipes
 from deepbregman.errors import UserError, notify, suggest
-from deepbregman.runs import CHANGEABLE, Run, is_run, list_changeable
+from deepbregman.runs import CHANGEABLE, Run, is_run, list_changeable, was_saturated
 from deepbregman.terminal import choose_budget, count_words, parse_budget
 
 AUTO = "auto"
@@ -227,11 +227,13 @@ def suggest_more_epochs(run: Run, config: Config) -> str:
 
 def describe_complete(run: Run, config: Config, *, is_auto: bool = False) -> str:
     """Return a sentence that a run is complete, and how to train longer."""
-    done = count_words(run.result().get("pretrain", {}).get("epoch", 0), "epoch")
-    if config.depends_on_length:
+    trained = run.result().get("pretrain", {})
+    done = count_words(trained.get("epoch", 0), "epoch")
+    if config.depends_on_length or (trained.get("stopped") and not was_saturated(trained)):
         command = suggest_longer(run.path, config if is_auto else None)
         longer = suggest_more_epochs(run, config) or f"to train longer from its weights: {command}"
     else:
-        again = f"--resume {shlex.quote(str(run.path))} --training.epochs N"
-        longer = f"to train longer: `deepbregman pretrain {again}`"
+        option = "--no-stop-when-saturated" if was_saturated(trained) else "--training.epochs N"
+        again = f"deepbregman pretrain --resume {shlex.quote(str(run.path))} {option}"
+        longer = f"to train longer: `{again}`"
     return f"run {run.path} is complete: {done} trained; {longer}"
