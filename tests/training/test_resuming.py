@@ -297,6 +297,7 @@ def test_a_run_may_be_made_longer_where_the_schedule_does_not_depend_on_its_leng
         ("dino", {"objective.final_momentum": 0.9995, "objective.freeze_prototypes": 0.0}),
         ("swav", {}),
         ("best", {"teacher.schedule": "cosine"}),
+        ("paper", {"objective.name": "custom"}),  # its code gets the share that is done
     ],
 )
 def test_a_run_with_a_schedule_over_its_whole_length_may_not_be_made_longer(recipe, changes):

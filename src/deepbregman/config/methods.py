@@ -229,6 +229,11 @@ class CustomSettings(ObjectiveSettings):
     has_teacher: bool = False  # type: ignore[misc]  # likewise
     """Whether the method returns targets of a teacher of its own."""
 
+    @property
+    def depends_on_length(self) -> bool:
+        """It may: its ``after_step`` gets the share of training that is done."""
+        return True
+
 
 @dataclass(frozen=True)
 class DeepDivergenceSettings(ObjectiveSettings):
