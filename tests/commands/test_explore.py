@@ -95,6 +95,7 @@ def test_a_table_names_images_as_for_label(command, short_run, tmp_path):
     text = (tmp_path / "few.html").read_text()
     data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
     assert data["labels"] == [[0, "cat"], [1, "dog"], [2, "cat"]]
+    assert data["columns"][0]["title"] == "your label"  # nothing has been predicted
     assert data["queue"] == [3]
 
 

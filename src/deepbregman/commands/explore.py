@@ -149,9 +149,11 @@ def _make_page(run: Run, found: "Exploration", data: str) -> "Explorer":
     columns = []  # the map is coloured by the first
     given, labels, suggested, queue = found.given, {}, [], []
     if given is not None:
+        is_predicted = given.probabilities is not None
         if any(given.labels):
-            columns.append(category("predicted label", given.labels))
-        if given.probabilities is not None:
+            title = "predicted label" if is_predicted else "your label"
+            columns.append(category(title, given.labels))
+        if is_predicted:
             columns.append(Column("confidence", np.array(given.probabilities)))
         if queue := given.queue:
             asked, kinds = np.isin(np.arange(len(found.names)), queue), ("others", "yes")
