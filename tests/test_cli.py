@@ -93,7 +93,7 @@ class TestVerbs:
         assert max(map(len, out.splitlines())) <= 80
         text = " ".join(line.strip(" │") for line in out.splitlines())
         assert "Random crops enlarge objects; with 0.75 these are about as large as" in text
-        assert "The divergence network and its loss, which any method can carry." in text
+        assert "The divergence and its loss, which can be added to any method." in text
 
     @pytest.mark.parametrize("words", [["--help"], ["data", "--help"], ["pretrain", "--help"]])
     def test_one_process_of_a_machine_prints_help(self, command, monkeypatch, words):
@@ -108,7 +108,7 @@ class TestVerbs:
     def test_labels_are_not_called_required(self, command):
         _, out, _ = command("label", "--help")
         text = " ".join(line.strip(" │") for line in out.splitlines())
-        assert re.search(r"--labels PATH .* without labels\. --data", text)
+        assert re.search(r"--labels PATH .* picks images to label\. --data", text)
 
     def test_help_lists_every_field_with_the_recipes_default(self, command):
         _, out, _ = command("pretrain", "authors", "--help")

@@ -46,7 +46,7 @@ def bench(
     accelerator: Accelerator = "auto",
     console: PythonOnly[Console | None] = None,
 ) -> Record:
-    """Measure the speed of a training step, relative to the bare encoder.
+    """Measure the speed of a training step, compared with its encoder alone.
 
     The unit is views per second; an image has two. Several kinds of steps, the arms, take turns,
     and the result is the median of the turns. "bare encoder" is the reference: forward pass,

@@ -58,7 +58,7 @@ def cluster(
     deepbregman evaluate RUN --protocol cluster.
 
     Args:
-        run: Folder of the run.
+        run: Folder of a run, as `deepbregman pretrain` writes it.
         clusters: Number of clusters. By default the number of classes; without labels the square
             root of the number of images, at most 12.
         data: A dataset instead of the run's own; labels are not needed.

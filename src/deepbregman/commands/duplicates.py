@@ -42,7 +42,7 @@ def duplicates(
     a chain of such images connects them. Nothing is deleted.
 
     Args:
-        run: Folder of the run.
+        run: Folder of a run, as `deepbregman pretrain` writes it.
         data: A dataset instead of the run's own.
         threshold: Cosine of features from which two images are near-duplicates, at most 1. By
             default it is measured on copies of images, with their edges cropped and compressed

@@ -41,7 +41,7 @@ def embed(
     The scores are the outputs of the divergence's subnetworks, one number for each of them.
 
     Args:
-        run: Folder of the run.
+        run: Folder of a run, as `deepbregman pretrain` writes it.
         out: File to write; it must not exist.
         data: A dataset instead of the run's own; labels are not needed.
         skip_unreadable: Leave out images that cannot be read; a note gives their number.

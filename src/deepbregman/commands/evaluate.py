@@ -51,7 +51,7 @@ def evaluate(
     evaluation. The run's networks are never changed; protocols that train use a copy.
 
     Args:
-        run: Folder of the run.
+        run: Folder of a run, as `deepbregman pretrain` writes it.
         protocols: knn: nearest neighbours by cosine and by the learned divergence. linear: a linear
             classifier on frozen features, of whole images and of random crops. semi: fine-tune all
             weights on a part of the labels. transfer: linear and fine-tuning on another dataset.

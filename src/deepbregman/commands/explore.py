@@ -60,7 +60,7 @@ def explore(
     that it scores highest. UMAP makes the map if deepbregman[explore] is installed, else t-SNE.
 
     Args:
-        run: Folder of the run.
+        run: Folder of a run, as `deepbregman pretrain` writes it.
         out: File to write, .html or .parquet; it must not exist.
         data: A dataset instead of the run's own; labels are not needed.
         labels: CSV file that `deepbregman label` wrote, to colour images by their labels and

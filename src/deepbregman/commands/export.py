@@ -80,7 +80,7 @@ def export(
     detectron2: ResNet-50 and 101 for its detectors; a .pth file, and a .json file with settings.
 
     Args:
-        run: Folder of the run.
+        run: Folder of a run, as `deepbregman pretrain` writes it.
         out: File to write. Neither it nor the .json file beside it may exist.
         format: Program that will load the file.
         encoder: If the run trained an encoder of your own: a module of the same structure.

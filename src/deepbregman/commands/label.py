@@ -76,23 +76,23 @@ def label(
 
     Several classifiers are compared by cross-validation on the labelled images. The best one labels
     the other images, with probabilities. The estimated accuracy holds for images like the labelled
-    ones, so choose the first images to label at random: without --labels, the command line draws
+    ones, so choose the first images to label at random: without --labels, the command line picks
     them and writes a table to fill in.
 
     Args:
-        run: Folder of the run.
+        run: Folder of a run, as `deepbregman pretrain` writes it.
         labels: CSV file with the columns image and label, or a folder with a sub-folder for each
             class; at least two classes need 2 images or more. In Python also a mapping from image
-            to label. See above for what happens without labels.
-        data: A dataset instead of the run's own. Photos of the run's folder may have the labels
-            from which new photos are labelled.
+            to label. Without labels, the command line picks images to label.
+        data: Other images to label, such as a folder of new photos, instead of the run's own. The
+            labels may be of these images or of the run's.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
             nearest class by the divergence over a bank of the images. By default all.
         balanced: Let every class count the same, so that rare classes are found: in the linear
             classifier, and in the accuracy by which a classifier is chosen.
         suggest: Number of images to list that are most useful to label next. Without labels, the
-            number of images that the command line draws, by default 50.
+            number of random images that the command line picks, by default 50.
         out: CSV file for the label and the probabilities of each image; it must not exist.
         sheet: PNG file with the images to label next; it must not exist.
         seed: Seed of the cross-validation.

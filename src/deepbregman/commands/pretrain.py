@@ -64,11 +64,15 @@ def pretrain(
 ) -> Run:
     """Pretrain an encoder: deepbregman pretrain DATA, pretrain RECIPE [options], or --resume RUN.
 
-    With a folder, an .npz file or a dataset instead of a recipe, the recipe auto chooses settings
+    DATA is a folder of images, an .npz file or a dataset. The recipe auto then chooses settings
     that fit the images and the machine, and prints them. Most people need --run and --budget only.
-    Every other field of the recipe is an option; the defaults below are the recipe's. Options
-    such as --teacher.momentum and --weak-views.num-views add these parts to a recipe without them.
-    To continue an interrupted run: deepbregman pretrain --resume RUN
+
+    RECIPE is one of `deepbregman recipes`, or a .toml file. Every field of it is an option, whose
+    default below is the recipe's; auto replaces some of these by its choice. Options such as
+    --teacher.momentum and --weak-views.num-views add these parts to a recipe without them.
+
+    To continue an interrupted run, repeat the command with the same --run, or: deepbregman pretrain
+    --resume RUN
 
     Args:
         recipe: Name of a recipe, a .toml file, or a configuration.
@@ -292,7 +296,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     first = first.replace(default=config, kind=inspect.Parameter.KEYWORD_ONLY)
     changed = signature.replace(parameters=[first, *others])
     with_fields.__signature__ = changed  # type: ignore[attr-defined]  # inspect reads it
-    return with_fields, f"deepbregman pretrain {name if named else 'RECIPE'}", words[named:]
+    return with_fields, f"deepbregman pretrain {name if named else 'DATA|RECIPE'}", words[named:]
 
 
 def _resume_with_fields(words: list[str]) -> Callable[..., Run]:

@@ -60,7 +60,7 @@ def search(
     RUN --protocol retrieval.
 
     Args:
-        run: Folder of the run.
+        run: Folder of a run, as `deepbregman pretrain` writes it.
         queries: Image files, or images of the dataset by position (test:17, train:0) or by name.
         data: A dataset instead of the run's own; it needs no labels.
         k: Number of images to find.

@@ -29,7 +29,7 @@ def study(
 ) -> StudyResult | dict[str, str]:
     """Run an ablation or a figure of the paper, with error bars: deepbregman study [NAME].
 
-    A study trains several encoders, evaluates all in the same way, and draws a figure.
+    A study trains several encoders, its arms, evaluates all in the same way, and draws a figure.
     The same command continues a stopped study: finished runs are kept, and an unfinished run
     resumes from its checkpoint. To share a study among several processes or GPUs, start the
     command several times with the same --out, or with srun.

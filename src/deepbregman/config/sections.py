@@ -37,7 +37,7 @@ class DataSettings(Section):
     root: str = "data"
     """Folder of the datasets that are known by name; downloads go there."""
     image_size: Annotated[int, Range(low=4)] = 32
-    """Side in pixels of whole images in evaluations. That of views is this times
+    """Side of images in pixels, as evaluations use them. Views have this times
     views.relative_size."""
     holdout: Annotated[float, Range(0.0, 0.9)] = 0.0
     """Share of the training images held out of pretraining: a validation split for the kNN monitor
@@ -138,10 +138,10 @@ class EncoderSettings(Section):
     """resnet18, resnet34, resnet50, resnet101, small (four convolutions, for thumbnails on a CPU),
     or timm:NAME, any architecture of timm; custom is a module of your own, given in Python."""
     weights: str = "auto"
-    """Where training starts from: random weights, torchvision:NAME such as torchvision:DEFAULT,
-    timm, the folder of a run, a file, also an export, or FILE:NAME, one network of several in a
-    file. The heads are always new. auto: those of the tag if encoder.name has one, as in
-    timm:NAME.tag, else random."""
+    """Weights to start from: random, torchvision:NAME (such as torchvision:DEFAULT), timm, the
+    folder of a run, a file (also an export), or FILE:NAME for one of several networks in a file.
+    The heads are always new. auto: those of the tag if encoder.name has one, as in timm:NAME.tag,
+    else random."""
     stem: Literal["auto", "thumbnail", "standard"] = "auto"
     """First layers of a ResNet: thumbnail keeps the resolution, standard divides it by four; auto
     takes thumbnail for images of up to 64 px."""
@@ -184,7 +184,7 @@ class EncoderSettings(Section):
 
 @dataclass(frozen=True)
 class DivergenceSettings(Section):
-    """The divergence network and its loss, which any method can carry."""
+    """The divergence and its loss, which can be added to any method."""
 
     weight: NotNegative = 1.0
     """Weight of the divergence loss; 0 turns it off."""
@@ -192,10 +192,10 @@ class DivergenceSettings(Section):
     """Where the subnetworks come from: learned (the paper), a bank of the teacher's last
     embeddings, or learned prototypes of which the teacher has a copy."""
     compare: Literal["contrast", "match"] = "contrast"
-    """Contrast an image's own divergence with those to other images (the paper), or match: lower
-    the divergence of each view to the teacher's target of the same image."""
+    """contrast (the paper): make the divergence between views of an image smaller than that to
+    other images. match: lower the divergence of each view to the teacher's target of the image."""
     num_subnetworks: Count = 100
-    """K, the paper's kappa; the size of the bank (4096 in best)."""
+    """Number of subnetworks: K, the paper's kappa. Of a bank its size, 4096 in best."""
     hidden: Count = 32
     """Width of the hidden layer of a learned subnetwork."""
     norm: Literal["output", "standard", "hidden", "none"] = "output"
