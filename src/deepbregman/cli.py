@@ -221,7 +221,8 @@ def _print_overview() -> None:
     documented = {verb: getattr(module, verb, module) for verb, module in modules.items()}
     print_choices(console, {verb: _first_line(found) for verb, found in documented.items()})
     console.print(
-        f"\n{PROGRAM} VERB --help lists options; --debug shows the traceback of an error.",
+        f"\nStart with {PROGRAM} quickstart, or {PROGRAM} pretrain FOLDER for your own images.\n"
+        f"{PROGRAM} VERB --help lists options; --debug shows the traceback of an error.",
         highlight=False,
     )
 
