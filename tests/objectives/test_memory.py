@@ -129,7 +129,8 @@ def built(name: str, num_views: int, **changes: object):
 
 @pytest.mark.parametrize("name", ["instdisc", "pirl", "cmc"])
 def test_only_training_changes_the_memory(name):
-    objective, views, samples = built(name, 2 if name == "pirl" else 1)
+    changes = {"objective.momentum": 0.7}
+    objective, views, samples = built(name, 2 if name == "pirl" else 1, **changes)
     before = {key: value.clone() for key, value in objective.state_dict().items()}
     objective.eval()
     objective(views, gather_alone, samples)
@@ -138,9 +139,11 @@ def test_only_training_changes_the_memory(name):
     outputs = objective(views, gather_alone, samples)
     banks = [key for key in before if key.endswith("bank.rows")]
     assert len(banks) == (2 if name == "cmc" else 1)
-    for key in banks:
+    for key, seen in zip(banks, outputs.student, strict=False):  # PIRL forgets its puzzle
         moved = (objective.state_dict()[key] != before[key]).any(dim=1)
         assert torch.nonzero(moved).flatten().tolist() == sorted(INDICES.tolist())
+        mixed = F.normalize(0.7 * before[key][INDICES] + 0.3 * seen.detach(), dim=1)
+        torch.testing.assert_close(objective.state_dict()[key][INDICES], mixed)
     torch.testing.assert_close(
         outputs.student.norm(dim=2), torch.ones_like(outputs.student[..., 0])
     )
@@ -223,6 +226,41 @@ def test_colours_find_brightness_and_brightness_colours():
             own = z[i] @ bank[index] / 0.07
             expected = expected + torch.logaddexp(own, rest.logsumexp(0)) / 4 - own / 4
     torch.testing.assert_close(outputs.terms["contrastive"], expected)
+
+
+@pytest.mark.parametrize("name", ["instdisc", "cmc"])
+def test_each_memory_has_a_normaliser_of_its_own(name):
+    """By noise-contrastive estimation, whose normaliser is of the first batch's own negatives."""
+    changes = {"objective.loss": "nce", "objective.temperature": TAU, "objective.proximal": 0.0}
+    if name == "cmc":
+        changes.pop("objective.proximal")
+    objective, views, samples = built(name, 1, **changes)
+    rows = [value.clone() for key, value in objective.state_dict().items() if "bank.rows" in key]
+    places = (samples.random * NUM_IMAGES).long()
+    outputs = objective(views, gather_alone, samples)
+    expected = 0.0
+    for z, bank in zip(outputs.student.detach(), reversed(rows), strict=True):  # each the other's
+        sums = [math.exp(dot(v, g) / TAU) for v in z for g in bank[places]]
+        normaliser = NUM_IMAGES * sum(sums) / len(sums)
+        expected += noise_contrast(z, bank[INDICES], bank[places], normaliser)
+    (found,) = outputs.terms.values()
+    assert found.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_brightness_knows_nothing_of_colours_nor_colours_of_brightness():
+    """Other colours of the same brightness, and other brightness under the same colours."""
+    objective, views, samples = built("cmc", 1, **{"objective.space": "ycbcr"})
+    objective.eval()
+    plain = 0.4 + 0.2 * views.main  # pale: no colour is cut off
+    redder = plain + 0.1 * torch.tensor([0.587, -0.299, 0.0]).view(3, 1, 1).double()
+    lighter = plain + 0.1 * views.main[:, :, :1]
+    for half, (same, other) in enumerate(((redder, lighter), (lighter, redder))):
+        before, kept, changed = (
+            objective(ViewGroups(each), gather_alone, samples).student[half]
+            for each in (plain, same, other)
+        )
+        torch.testing.assert_close(kept, before)
+        assert not torch.allclose(changed, before, atol=1e-4)
 
 
 def test_a_puzzle_depends_on_its_own_image_alone():

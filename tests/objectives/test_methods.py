@@ -1,9 +1,10 @@
 """What holds for every method: it steps, resumes, compiles, learns, and refuses what is wrong."""
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from . import methods
 from .methods import configure
 
 NAMES = list(methods.METHODS)
+TAKE = {"weak_views": ("ressl", "sce"), "small_views": ("dino", "swav")}
 QUEUES = [name for name in NAMES if methods.METHODS[name].get("queue")]
 
 
@@ -143,6 +145,97 @@ def test_a_collapse_is_warned_of(name):
             torch.nn.init.zeros_(parameter)
     (words,) = diagnostics.find_collapse(diagnostics.diagnose(step, take_step(step)))
     assert "collapsed" in words
+
+
+BESIDE = {"sets": {"views.num_views": 4}, "steps": {"objective.patch": 0.25}}
+"""Setting -> what it needs in order to have an effect, or to be varied."""
+
+
+def vary(settings: Any, field: str) -> Any:
+    """Return another value of a setting that the method takes."""
+    value = getattr(settings, field)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        choices = get_args(get_type_hints(type(settings))[field])
+        return next(choice for choice in choices if choice != value)
+    if field in ("queue", "whitening_batch"):  # no smaller than a batch, a divisor of it
+        return {0: 64, 8: 16}.get(value, value + 24)
+    return value + 1 if isinstance(value, int) else 0.5 * value or 0.5
+
+
+def describe(config: Config) -> list[Any]:
+    """Say how a method steps: its losses and weights, what it trains, and its state at the end."""
+    step = build(config)
+    losses = []
+    for _ in range(3):
+        losses.append(take_step(step).losses.tolist())
+        with torch.no_grad():
+            for parameter in step.objective.projection.parameters():
+                parameter.mul_(0.9)  # what an optimiser would do, for a teacher to follow
+        step.after_step(0.15)
+    groups = step.objective.parameter_groups()
+    rates = [(group.rate, group.scheduled, group.frozen_until) for group in groups]
+    state = {key: value.tolist() for key, value in step.state_dict().items()}
+    return [losses, step.weights, rates, state]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_setting_is_without_effect(name):
+    config = configure(name)
+    plain, unused = describe(config), []
+    assert describe(config) == plain  # so that a difference below is the setting's
+    for field in dataclasses.fields(config.objective):
+        if field.name != "name":
+            fitted = override(config, BESIDE.get(field.name, {}))
+            value = vary(config.objective, field.name)
+            found = describe(override(fitted, {f"objective.{field.name}": value}))
+            unused += [field.name] * (found == (plain if fitted == config else describe(fitted)))
+    assert unused == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_weight_is_that_of_its_whole_loss(name):
+    once, thrice = (build(configure(name, **{"objective.weight": w})).weights for w in (1.0, 3.0))
+    assert any(once.values())
+    assert thrice == pytest.approx({term: 3.0 * weight for term, weight in once.items()})
+
+
+# No gradient reaches pixels through CMC's split of colours, nor through PIRL's cut into patches.
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("cmc", "pirl")])
+def test_every_view_teaches_the_encoder_unless_it_is_a_target(name):
+    step = build(configure(name))
+    views = [
+        group and methods.draw_views(group.num_views, 8, group.size).float().requires_grad_()
+        for group in step.views
+    ]
+    random = step.objective.draw(8, device=torch.device("cpu"), generator=torch.Generator())
+    samples = Samples(torch.arange(8), LABELS[:8], random)
+    terms = step.objective(ViewGroups(*views), gather_alone, samples).terms
+    sum(step.weights[term] * loss for term, loss in terms.items()).backward()
+    main, weak, small = (group if group is None else group.grad for group in views)
+    assert weak is None
+    is_target = [name == "moco-v2" and place == 1 for place in range(len(main))]
+    assert [not view.any() for view in main] == is_target
+    assert small is None or all(view.any() for view in small)
+    assert (small is None) == (name not in TAKE["small_views"])
+
+
+@pytest.mark.parametrize(
+    ("name", "normalised"),
+    [
+        ("byol", [False, False]),
+        ("moco-v3", [True, True]),
+        ("nnclr", [True, False]),
+        ("simsiam", [True, False]),
+    ],
+)
+def test_what_its_heads_return_is_normalised_as_published(name, normalised):
+    """By batch norm, as the last layer of the projection and of the predictor."""
+    recipe = load_recipe(name).encoder.projection_output_norm
+    objective = build(configure(name, **{"encoder.projection_output_norm": recipe})).objective
+    heads = (objective.projection, objective.predictor)
+    assert [isinstance(head[-1], torch.nn.BatchNorm1d) for head in heads] == normalised
 
 
 @pytest.mark.parametrize("name", ["byol", "simsiam", "nnclr"])
@@ -312,9 +405,6 @@ def test_it_learns_the_texture_that_parts_share(name, tmp_path):
 def test_a_queue_smaller_than_the_batch_is_refused(name):
     with pytest.raises(UserError, match=r"objective.queue is 31 with training.batch_size 32: .*"):
         configure(name, **{"objective.queue": 31})
-
-
-TAKE = {"weak_views": ("ressl", "sce"), "small_views": ("dino", "swav")}
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,20 @@ def test_whitened_components_have_variance_1_and_no_covariance():
     first = z[0, :, 0] - z[0, :, 0].mean()
     torch.testing.assert_close(white[0, :, 0], first / first.std())
     assert whiten(torch.ones(3, 2, dtype=torch.float64)).isnan().all()
+    z[0, :, 1] = z[0, :, 0]  # a factor of such a covariance stops half-way, with finite numbers
+    assert whiten(z)[0].isnan().all()
+    assert whiten(z)[1].isfinite().all()
     assert whiten(torch.ones(3, 2, dtype=torch.float64), shrinkage=0.1).isfinite().all()
 
 
-@pytest.mark.parametrize("loss", [lambda a, b: redundancy(a, b, 0.1), lambda a, _: covariance(a)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda a, b: redundancy(a, b, 0.1),
+        lambda a, _: covariance(a),
+        lambda a, _: lack_of_variance(0.1 * a),  # below the hinge
+    ],
+)
 def test_gradients_of_the_smooth_ones(loss):
     inputs = (normal(5, 3).requires_grad_(), normal(5, 3, seed=1).requires_grad_())
     assert torch.autograd.gradcheck(loss, inputs)
