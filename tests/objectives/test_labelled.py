@@ -65,6 +65,13 @@ def test_every_view_is_classified_by_its_own_label(smoothing):
     assert float(outputs.terms["cross_entropy"].detach()) == pytest.approx(expected, rel=1e-9)
 
 
+def test_every_view_of_supcon_has_the_label_of_its_image():
+    _, outputs = outputs_of("supcon", **{"objective.temperature": 0.3})
+    both = torch.cat([*outputs.student.detach()])  # all images in one view, then in the other
+    expected = sup_con(both, torch.cat([LABELS, LABELS]), 0.3)
+    torch.testing.assert_close(outputs.terms["contrastive"].detach(), expected, rtol=1e-6, atol=0.0)
+
+
 def test_images_of_a_class_are_to_diverge_less():
     margin = {"objective.margin": 0.7, "objective.form": "moment"}
     objective, outputs = outputs_of("deep-divergence", **margin)
