@@ -1,4 +1,4 @@
-"""The reference pages, made from the code: the help of every verb, and the public Python names."""
+"""The reference pages, made from the code: the help of every command, and the public names."""
 
 import contextlib
 import importlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ForwardRef, get_args, get_origin
 
 import deepbregman
-from deepbregman.cli import VERBS, main
+from deepbregman.cli import COMMANDS, main
 
 WIDTH = 90
 """Characters of a line of code that fit on a page of the site."""
@@ -39,10 +39,10 @@ GROUPS = {
 def list_commands() -> list[tuple[str, ...]]:
     """List the words of every command that has a help text of its own."""
     commands: list[tuple[str, ...]] = []
-    for verb in VERBS:
-        module = importlib.import_module(f"deepbregman.commands.{verb}")
-        commands.append((verb,))
-        commands.extend((verb, name) for name in getattr(module, "SUBCOMMANDS", {}))
+    for command in COMMANDS:
+        module = importlib.import_module(f"deepbregman.commands.{command}")
+        commands.append((command,))
+        commands.extend((command, name) for name in getattr(module, "SUBCOMMANDS", {}))
     return commands
 
 

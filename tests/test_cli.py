@@ -21,7 +21,7 @@ from PIL import Image
 from rich.console import Console
 
 from deepbregman import load_encoder
-from deepbregman.cli import VERBS, main
+from deepbregman.cli import COMMANDS, main
 from deepbregman.config import override, recipes, to_toml
 from deepbregman.runs import Run
 from deepbregman.terminal import print_note, progress_bars
@@ -74,13 +74,13 @@ def run_unheard(forks: Forks | None, out: str, *words: object, **options: Any) -
         return code, errors.read().decode()
 
 
-class TestVerbs:
+class TestCommands:
     def test_overview_names_every_verb(self, command):
         code, out, _ = command()
         assert code == 0
-        assert all(verb in out for verb in VERBS)
+        assert all(verb in out for verb in COMMANDS)
 
-    @pytest.mark.parametrize("verb", VERBS)
+    @pytest.mark.parametrize("verb", COMMANDS)
     def test_every_verb_has_help(self, command, verb):
         code, out, _ = command(verb, "--help")
         assert code == 0
@@ -237,7 +237,7 @@ class TestVerbs:
         run = str(short_run.path)
         lines = [
             [],
-            *([verb, "--help"] for verb in VERBS),
+            *([verb, "--help"] for verb in COMMANDS),
             ["recipes"],
             ["pretrain", "digits", "--data", "digit"],
             ["pretrain", "digits", "--data", "none.npz"],

@@ -17,7 +17,7 @@ import torch
 from lightning_fabric.loggers import CSVLogger
 
 import deepbregman
-from deepbregman.cli import VERBS, main
+from deepbregman.cli import COMMANDS, main
 from deepbregman.config import load_recipe, override
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.method.networks import Encoder
@@ -245,7 +245,7 @@ def test_the_extensions_of_the_page_work(tmp_path, monkeypatch):
 
 def test_the_reference_has_every_verb_and_every_option():
     text = load_script("reference").describe_command_line()
-    for verb in VERBS:
+    for verb in COMMANDS:
         assert re.search(rf"^## {verb}$", text, flags=re.MULTILINE)
     for words in ("data check", "study tsne"):
         assert re.search(rf"^### {words}$", text, flags=re.MULTILINE)

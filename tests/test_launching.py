@@ -251,7 +251,7 @@ def wait_for_epoch(process: subprocess.Popen[str], run: Path, epoch: int) -> Non
 @pytest.mark.parametrize(
     ("verb", "code", "words"),
     [
-        pytest.param("nonsense", 2, "error: verb 'nonsense'", marks=pytest.mark.slow),
+        pytest.param("nonsense", 2, "error: command 'nonsense'", marks=pytest.mark.slow),
         ("fault", 1, "ZeroDivisionError: a fault of ours"),
     ],
 )

@@ -1,7 +1,8 @@
-"""The command line: it finds the function of a verb, parses its options, calls it, prints.
+"""The command line: it finds the function of a command, parses its options, calls it, prints.
 
-A verb is a public function in ``commands/VERB.py``. Its signature and its docstring are the only
-declaration of the command line. This file is the one place for streams, exit codes and notices.
+A command is a public function in ``commands/COMMAND.py``. Its signature and its docstring are the
+only declaration of the command line. This file is the one place for streams, exit codes and
+notices.
 """
 
 import contextlib
@@ -47,7 +48,7 @@ from .launching import (
 from .terminal import open_lasting_console, print_choices, print_note, progress_bars, say, silence
 
 PROGRAM = "deepbregman"
-VERBS = (
+COMMANDS = (
     *("quickstart", "pretrain", "evaluate", "embed", "export", "search", "cluster", "label"),
     *("duplicates", "explore", "data", "study", "tune", "report", "recipes", "bench"),
 )
@@ -80,21 +81,21 @@ def _dispatch(words: list[str]) -> None:
     elif words[0] == "--version":
         print(__version__)
     else:
-        require_known("verb", words[0], VERBS)
-        _run_verb(words[0], words[1:])
+        require_known("command", words[0], COMMANDS)
+        _run_command(words[0], words[1:])
 
 
-def _run_verb(verb: str, words: list[str]) -> None:
-    """Call the function of a verb with its options, then show what it returns."""
-    module = importlib.import_module(f"deepbregman.commands.{verb}")
-    program = f"{PROGRAM} {verb}"
-    function: Any = getattr(module, verb, None)
+def _run_command(command: str, words: list[str]) -> None:
+    """Call the function of a command with its options, then show what it returns."""
+    module = importlib.import_module(f"deepbregman.commands.{command}")
+    program = f"{PROGRAM} {command}"
+    function: Any = getattr(module, command, None)
     subcommands: dict[str, Callable[..., Any]] = getattr(module, "SUBCOMMANDS", {})
     if function is None:
         if not words or words[0] in ("-h", "--help"):
             _print_subcommands(program, subcommands)
             return
-        require_known(verb, words[0], subcommands)
+        require_known(command, words[0], subcommands)
     if words and words[0] in subcommands:
         program, function, words = f"{program} {words[0]}", subcommands[words[0]], words[1:]
     elif hasattr(module, "choose"):
@@ -120,7 +121,7 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
     gets progress bars. Neither is an option, nor is a parameter marked as PythonOnly. A parameter
     whose default is a configuration becomes an option for each field.
     """
-    verb = module.__name__.rpartition(".")[2]
+    command = module.__name__.rpartition(".")[2]
     signature = inspect.signature(function)
     offered = [
         _annotate(parameter)
@@ -134,8 +135,8 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
     def call(*arguments: Any, **options: Any) -> None:
         console = Console()
         with contextlib.ExitStack() as stack:
-            if verb in IN_ONE_PROCESS:
-                require_one_process(verb)
+            if command in IN_ONE_PROCESS:
+                require_one_process(command)
             # A process that waits for others would not see it.
             if find_process().processes == 1:
                 stack.enter_context(handle_signals([signal.SIGTERM], take_as_ctrl_c))
@@ -215,14 +216,14 @@ def _open_help() -> Console:
 
 def _print_overview() -> None:
     console = _open_help()
-    console.print(f"usage: {PROGRAM} VERB ... [--debug]\n", highlight=False)
+    console.print(f"usage: {PROGRAM} COMMAND ... [--debug]\n", highlight=False)
     console.print("Self-supervised visual representations with deep Bregman divergences.\n")
-    modules = {verb: importlib.import_module(f"deepbregman.commands.{verb}") for verb in VERBS}
-    documented = {verb: getattr(module, verb, module) for verb, module in modules.items()}
-    print_choices(console, {verb: _first_line(found) for verb, found in documented.items()})
+    modules = {name: importlib.import_module(f"deepbregman.commands.{name}") for name in COMMANDS}
+    documented = {name: getattr(module, name, module) for name, module in modules.items()}
+    print_choices(console, {name: _first_line(found) for name, found in documented.items()})
     console.print(
         f"\nStart with {PROGRAM} quickstart, or {PROGRAM} pretrain FOLDER for your own images.\n"
-        f"{PROGRAM} VERB --help lists options; --debug shows the traceback of an error.",
+        f"{PROGRAM} COMMAND --help lists options; --debug shows the traceback of an error.",
         highlight=False,
     )
 

@@ -108,13 +108,13 @@ def leave_group() -> Process:
     return here
 
 
-def require_one_process(verb: str) -> None:
-    """Refuse a verb in one of several processes: each would do all the work and write it."""
+def require_one_process(command: str) -> None:
+    """Refuse a command in one of several processes: each would do all the work and write it."""
     here = find_process()
     if here.processes > 1:
         who = "torchrun" if under_torchrun() else "srun"
         raise UserError(
-            f"{verb} runs in one process, but {who} started {here.processes}: start one (srun "
+            f"{command} runs in one process, but {who} started {here.processes}: start one (srun "
             "--ntasks=1), and give it the GPUs of the machine by --devices all"
         )
 

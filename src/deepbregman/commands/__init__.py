@@ -1,1 +1,1 @@
-"""One file for each verb: a public function that Python calls and the command line is made from."""
+"""One file for each command: a public function, from which the command line is made."""

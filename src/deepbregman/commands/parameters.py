@@ -1,4 +1,4 @@
-"""Types of parameters, and the opening of a run, that several verbs share."""
+"""Types of parameters, and the opening of a run, that several commands share."""
 
 import os
 import shlex
