@@ -79,6 +79,7 @@ def test_folders_of_splits_are_classes(command, recipe, tmp_path):
 
 
 def test_other_settings_cannot_be_resumed_with(command, tmp_path):
+    (tmp_path / "config.toml").write_text(to_toml(load_recipe("simclr")))
     code, _, err = command("pretrain", "--resume", tmp_path, "--training.epochs", 4)
     assert code == 2
     assert "--training.epochs is given" in err
