@@ -24,6 +24,7 @@ from deepbregman.config import (
     OptimiserSettings,
     Section,
     ViewSettings,
+    differing_fields,
     from_dict,
     from_toml,
     load_recipe,
@@ -413,6 +414,21 @@ def test_the_headers_of_methods_are_the_records():
         minutes = 200 * (50_000 // group["batch_size"]) * step["milliseconds"] / 60_000
         words = f"{minutes:.1f} minutes of steps on one H200, {step['peak_gigabytes']:.1f} GB"
         assert words in recipes()[group["recipe"]]
+
+
+def test_the_settings_of_methods_are_those_that_were_measured():
+    """Else `deepbregman pretrain vicreg` would not train what the table of methods has."""
+    quiet = ("tensorboard", "knn_every", "health_every", "save_seconds")
+    apart = {"data.source", "training.epochs", *(f"training.{name}" for name in quiet)}
+    for path in (RESULTS / "studies" / "methods" / "runs").glob("*-seed0/config.toml"):
+        recipe, divergence, _ = path.parent.name.removesuffix("-seed0").partition("_divergence")
+        wanted = load_recipe(recipe)
+        if divergence:
+            wanted = override(wanted, {"divergence.weight": 1.0})
+        trained = load_recipe(str(path))
+        rate = "optimiser.learning_rate"  # three times 0.05 is not quite 0.15
+        assert trained.optimiser.learning_rate == pytest.approx(wanted.optimiser.learning_rate)
+        assert differing_fields(wanted, trained).keys() <= {rate, *apart}, path.parent.name
 
 
 def test_the_header_of_digits_is_the_record():
