@@ -2,8 +2,9 @@
 
 Run from the root of the project: ``python docs/tables.py``. A page marks the place by the comments
 ``<!-- table of studies/NAME -->`` and ``<!-- end of table -->``, or names a record of
-``benchmarks/methods.py``. Of the study tables, a place names
-the table and its columns: ``<!-- table of studies/tables cifar10-in-short: simclr, best -->``.
+``benchmarks/methods.py``. ``studies/OLD+NEW`` is one table, with the rows of NEW in place of those of
+OLD. Of the study tables, a place names the table and its columns:
+``<!-- table of studies/tables cifar10-in-short: simclr, best -->``.
 """
 
 import json
@@ -19,7 +20,7 @@ from deepbregman.studies.tables import collect_results
 PAGES = Path(__file__).parent
 RESULTS = PAGES.parent / "results"
 PLACE = re.compile(
-    r"(<!-- table of (?P<record>[\w/-]+)(?: (?P<key>[\w-]+): (?P<columns>.+?))? -->\n)"
+    r"(<!-- table of (?P<record>[\w/+-]+)(?: (?P<key>[\w-]+): (?P<columns>.+?))? -->\n)"
     r".*?(<!-- end of table -->)",
     re.DOTALL,
 )
@@ -32,6 +33,18 @@ def _leave_out_speed(table: Table) -> Table:
     columns = tuple(table.columns[i] for i in kept)
     caption = table.caption.replace(f"{MEASURED_NOTE}. ", "")
     return table._replace(columns=columns, rows=tuple(rows), caption=caption)
+
+
+def _join_rows(tables: list[Table]) -> Table:
+    """Return the first table, with rows of later ones in place of those of the same name."""
+    first = tables[0]
+    rows = {row.name: row for row in first.rows}
+    for table in tables[1:]:
+        for row in table.rows:
+            cells = dict(zip(table.columns, row.cells, strict=True))
+            found = tuple(cells.get(name, make_cell(None)) for name in first.columns)
+            rows[row.name] = row._replace(cells=found)
+    return first._replace(rows=tuple(rows.values()))
 
 
 def _choose_columns(folder: Path, key: str, columns: list[str]) -> Table:
@@ -74,8 +87,9 @@ def fill(page: str) -> str:
         elif place["key"]:
             shown = _choose_columns(folder, place["key"], place["columns"].split(", "))
         else:
-            results = json.loads((folder / "results.json").read_text())
-            shown = _leave_out_speed(tabulate_study(results, "")[0])
+            studies = [folder.parent / name for name in folder.name.split("+")]
+            found = [json.loads((study / "results.json").read_text()) for study in studies]
+            shown = _leave_out_speed(_join_rows([tabulate_study(each, "")[0] for each in found]))
         _, _, table = to_markdown(shown).partition("\n\n")
         return f"{place[1]}\n{table.strip()}\n\n{place[5]}"
 
