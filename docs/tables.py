@@ -2,8 +2,8 @@
 
 Run from the root of the project: ``python docs/tables.py``. A page marks the place by the comments
 ``<!-- table of studies/NAME -->`` and ``<!-- end of table -->``, or names a record of
-``benchmarks/methods.py``. ``studies/OLD+NEW`` is one table, with the rows of NEW in place of those of
-OLD. Of the study tables, a place names the table and its columns:
+``benchmarks/methods.py``. ``studies/OLD+NEW`` is one table, with the rows of NEW in place of those
+of OLD. Of the study tables, a place names the table and its columns:
 ``<!-- table of studies/tables cifar10-in-short: simclr, best -->``.
 """
 
