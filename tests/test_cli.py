@@ -139,6 +139,8 @@ class TestCommands:
         assert "deepbregman recipes NAME" in listed
         assert "(Grill et al. 2020): each view predicts" in listed
         assert "Command:" not in listed
+        named = re.split(r"(?m)^(?=\S)", listed)
+        assert max(len(" ".join(line.split())) for line in named) < 230  # not all settings
         assert not re.search(r"\S  +\S", re.sub(r"(?m)^\S+ +", "", listed))  # no gaps in sentences
         _, printed, _ = command("recipes", "paper")
         assert printed == recipes()["paper"]
