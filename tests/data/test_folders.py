@@ -134,6 +134,7 @@ def test_links_are_followed_and_loops_are_not(tmp_path, save_picture):
     [
         ([], ["no image in it"]),
         (["notes.txt"], ["no image in it", "(1 other file)", ".jpeg"]),
+        ([".1.png", "a/.2.png", "notes.txt"], ["(3 other files, 2 of them hidden: their names"]),
         (["1.png", "train/2.png"], ["1 image beside sub-folders", "'train'"]),
         (["train/a/1.png", "train/b/1.png", "extra/c/1.png"], ["'extra'", "move the rest"]),
         (

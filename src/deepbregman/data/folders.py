@@ -116,9 +116,11 @@ def list_folder(folder: Path) -> Listing:
                 f"does not have ({quote_some(unknown)}); use the same names in both"
             )
     if not tree.here and not tree.groups:
+        hidden = sum(count for kind, count in tree.ignored.items() if kind.startswith("hidden"))
+        words = f", {hidden} of them hidden: their names begin with a dot; rename what is a photo"
         raise UserError(
             f"data.source {str(folder)!r}: no image in it "
-            f"({count_words(tree.ignored.total(), 'other file')}); "
+            f"({count_words(tree.ignored.total(), 'other file')}{words if hidden else ''}); "
             f"images end in {' '.join(sorted(SUFFIXES))}{explain_ignored(tree.ignored)}"
         )
     train = _label(trees[0], classes)
