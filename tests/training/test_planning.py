@@ -151,6 +151,15 @@ def test_a_run_without_epochs_is_not_short():
     assert "few" not in why
 
 
+def test_subnetworks_that_are_learned_are_as_many_as_in_the_paper():
+    learned = {"divergence.source": "learned"}
+    found = plan(given=learned)
+    assert found.config.divergence.num_subnetworks == 100
+    assert Choice("divergence.num_subnetworks", 100, "as in the paper") in found.choices
+    found = plan(given={**learned, "divergence.num_subnetworks": 7})
+    assert found.config.divergence.num_subnetworks == 7
+
+
 def test_without_divergence_nothing_is_chosen_for_it():
     found = plan(speed=0.1, given={"divergence.weight": 0.0})
     assert found.config.divergence.warmup_epochs == 0.0

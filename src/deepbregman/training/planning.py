@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from deepbregman.config import Config, override
+from deepbregman.config import Config, DivergenceSettings, override
 from deepbregman.errors import is_out_of_memory
 from deepbregman.objectives import OwnParts, Samples, build_step
 from deepbregman.terminal import PLANNED_SHARE, choose_budget, count_words, format_duration
@@ -107,6 +107,10 @@ def make_plan(
     """
     plan = _Choices(config, given)
     plan.take(size, _choose_batch(facts))
+    divergence = config.divergence
+    if divergence.is_on and divergence.source == "learned":
+        usual = DivergenceSettings.num_subnetworks
+        plan.take(Choice("divergence.num_subnetworks", usual, "as in the paper"))
     fewest, most = _EPOCHS
     enough = min(most, max(fewest, _IMAGES_SEEN // facts.num_images))
     wanted = given.get("training.epochs", enough)
@@ -139,7 +143,7 @@ def make_plan(
         why += f"; {too_slow[0]} would take too long"
     plan.take(Choice("encoder.name", tried.encoder.name, why), length)
     steps = plan.config.training.epochs * count_steps(plan.config, facts.num_images)
-    if plan.config.divergence.is_on:
+    if divergence.is_on and divergence.source == "bank":
         plan.take(_choose_bank(plan.config, facts, steps))
     plan.take(*_choose_schedule(plan.config, facts, steps))
     warning = ""
