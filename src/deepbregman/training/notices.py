@@ -46,7 +46,9 @@ def find_surprises(config: Config, num_seen: int) -> Iterator[str]:
     divergence = config.divergence
     if divergence.is_on and divergence.source == "bank":
         groups = config.view_groups
-        targets = groups.get("weak_views", groups["views"]).num_views
+        weak = groups.get("weak_views")
+        main = config.objective.count_targets(groups["views"].num_views)
+        targets = main if weak is None else weak.num_views
         # The targets of a batch come into the bank after its loss.
         before_last = num_seen - config.training.batch_size
         if num_seen > 0 and targets * before_last < divergence.num_subnetworks:
