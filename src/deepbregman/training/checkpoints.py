@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.config import Config, differing_fields, from_toml, override
-from deepbregman.data import Images, fingerprint
 from deepbregman.errors import UserError, first_line
 from deepbregman.method.networks import Encoder, Model
 from deepbregman.objectives import DivergenceTerm, OwnParts, Step, build_run_encoder, build_step
@@ -345,19 +344,25 @@ def check_settings(before: Config, config: Config, epoch: float, origin: str) ->
     return changes
 
 
-def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> FoundCheckpoint:
-    """Refuse to resume with other images or with other settings of training."""
+def check_resumable(
+    found: FoundCheckpoint, config: Config, num_images: int, data: str
+) -> FoundCheckpoint:
+    """Refuse to resume with other images or with other settings of training.
+
+    Args:
+        data: fingerprint of the images.
+    """
     state, origin = found.state, found.origin
     require(state, REQUIRED, origin)
     before = from_toml(state["config"], origin)
     changes = check_settings(before, config, state["epoch"], origin)
-    if state["num_images"] != len(images):
+    if state["num_images"] != num_images:
         raise UserError(
             f"{origin} was trained on {state['num_images']} images, {config.data.source} now has "
-            f"{len(images)} to pretrain on: a run continues only with the same images; put them "
+            f"{num_images} to pretrain on: a run continues only with the same images; put them "
             "back, or start a new run"
         )
-    if state["data"] != fingerprint(images):
+    if state["data"] != data:
         raise UserError(
             f"{origin} was trained on other images than {config.data.source} now has: names, sizes "
             "or contents differ; a run continues only with the same images; put them back, or "

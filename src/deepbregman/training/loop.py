@@ -106,15 +106,16 @@ class Pretraining:
         shards = images.shards if isinstance(images, FileImages) else None
         rank, world_size = fabric.global_rank, fabric.world_size
         self.share = BatchShare(config, len(images), fabric.device, rank, world_size, shards)
+        self.data_fingerprint = fingerprint(images)
         there = Run.open(self.run.path) if resume else None
         found = None if there is None else checkpoints.find_checkpoint(there)
         if found is not None:
-            found = checkpoints.check_resumable(found, config, images)
+            data = self.data_fingerprint
+            found = checkpoints.check_resumable(found, config, len(images), data)
         elif there is not None:  # it was killed before it saved
             checkpoints.check_settings(there.config, config, 0.0, str(there.path))
         start = find_weights(config) if found is None else None
         self.start_record: Record = {}
-        self.data_fingerprint = fingerprint(images)
         self.batches = batch_images(images, config, fabric.device, may_replace=True)
         pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
         self.step_module: Step = build_step(
