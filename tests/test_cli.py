@@ -133,6 +133,21 @@ class TestCommands:
         assert words in " ".join(out.split())
         assert f"usage: deepbregman study {study} [-h] [OPTIONS]" in out
 
+    @pytest.mark.parametrize(
+        ("words", "fixed"),
+        [
+            (("search", "my run", "a.jpg", "b c.jpg"), "'my run' --query a.jpg 'b c.jpg'"),
+            (("search", "my run", "a.jpg", "-k", 3), "'my run' --query a.jpg"),
+            (("label", "my run", "few.csv", "--out", "all.csv"), "'my run' --labels few.csv"),
+        ],
+    )
+    def test_a_name_after_the_run_needs_an_option(self, command, words, fixed):
+        code, out, err = command(*words)
+        assert (code, out) == (2, "")
+        said = " ".join(err.split())
+        assert f"error: {words[2]!r} follows the run my run: only the run is named" in said
+        assert f"write `deepbregman {words[0]} {fixed}`" in said
+
     def test_recipes_are_listed_and_printed(self, command):
         _, listed, _ = command("recipes")
         assert all(name in listed for name in recipes())

@@ -88,6 +88,16 @@ def test_other_settings_cannot_be_resumed_with(command, tmp_path):
     assert f"`deepbregman pretrain {tmp_path}/config.toml {again}`" in err
 
 
+@pytest.mark.parametrize("budget", [("--budget", "3m"), ("--budget=3m",)])
+def test_a_budget_cannot_be_resumed_with(command, tmp_path, budget):
+    (tmp_path / "config.toml").write_text(to_toml(load_recipe("simclr")))
+    code, _, err = command("pretrain", "--resume", tmp_path, *budget)
+    assert code == 2
+    assert "--resume continues a run with the settings that it has, and --budget is given" in err
+    again = f"--encoder.weights {tmp_path} --budget 3m --run NEW"
+    assert f"`deepbregman pretrain cifar10 {again}`" in err
+
+
 def test_what_surprises_is_said(command, recipe, tmp_path):
     words = ("--training.epochs", 1, "--optimiser.warmup-epochs", 1.0)
     code, out, _ = command("pretrain", recipe, "--run", tmp_path / "run", *words)

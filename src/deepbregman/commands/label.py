@@ -23,6 +23,7 @@ from .parameters import (
     Reporter,
     RunFolder,
     check_dataset,
+    check_second_word,
     find_unknown_names,
     list_images,
     open_images,
@@ -270,6 +271,7 @@ def _write_command(verb: str, found: "FirstImages | Labelling", *words: str | Pa
 
 def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
     """Choose the function for a command line: without labels, draw the first images to label."""
+    check_second_word("label", words, "--labels")
     options = {word.partition("=")[0] for word in words}
     program = "deepbregman label"
     of_label = {"--labels", "--by", "--balanced", "-h", "--help"}

@@ -1,5 +1,6 @@
 """Types of parameters, and the opening of a run, that several commands share."""
 
+import itertools
 import os
 import shlex
 from collections.abc import Iterable
@@ -36,6 +37,17 @@ else:
     RunFolder = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 Reporter: TypeAlias = PythonOnly[ReportProgress | None]
 """A function that is told of progress; the command line draws bars."""
+
+
+def check_second_word(command: str, words: list[str], option: str) -> None:
+    """Refuse a second name without an option, and name the option that takes it."""
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    if len(names) > 1:
+        fixed = shlex.join([command, names[0], option, *names[1:]])
+        raise UserError(
+            f"{names[1]!r} follows the run {names[0]}: only the run is named without an option; "
+            f"write `deepbregman {fixed}`"
+        )
 
 
 def open_images(

@@ -263,7 +263,8 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
         The function, the words that the user has written for it, and the words of its options.
     """
     if any(word.partition("=")[0] == "--resume" for word in words):
-        function = _resume_with_fields(words) if list_fields(words) else resume
+        changes = list_fields(words) or any(w.partition("=")[0] == "--budget" for w in words)
+        function = _resume_with_fields(words) if changes else resume
         return function, "deepbregman pretrain", words
     words = insert_auto(words)
     named = bool(words) and not words[0].startswith("-")

@@ -44,12 +44,14 @@ def find_resumed_run(words: list[str]) -> Run:
     run = Run.open(values["--resume"])
     changeable = list_changeable(run.config)
     refused = [option for option, field in list_fields(words).items() if field not in changeable]
+    auto = run.config if "--budget" in values else None  # only that recipe takes a budget
+    refused += ["--budget"] * (auto is not None)
     if refused:
         asked = shlex.join(word for field in refused for word in (field, values[field] or "..."))
         raise UserError(
             f"--resume continues a run with the settings that it has, and {refused[0]} is given: "
             "leave it out, or train on from the weights of the run, with new heads, a new schedule "
-            f"and a folder of its own: {suggest_longer(run.path, None, asked)}"
+            f"and a folder of its own: {suggest_longer(run.path, auto, asked)}"
         )
     return run
 
