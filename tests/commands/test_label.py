@@ -1,6 +1,7 @@
 """Labelling as a user does it: a few labels in, labels for all out."""
 
 import csv
+import json
 import os
 import shlex
 import shutil
@@ -376,6 +377,36 @@ def test_new_photos_may_have_names_of_others(command, run, photos, tmp_path):
     own.write_text(own.read_text().replace("red-0.png", str(photos / "red-0.png")))
     err, found = label(own)
     assert (err, found["red-0.png"]) == ("", ("blue", "no"))
+
+
+@pytest.mark.usefixtures("without_umap")
+def test_a_page_takes_labels_for_the_photos_that_label_takes_them_for(
+    command, run, photos, tmp_path
+):
+    new, few = tmp_path / "new", write_table(tmp_path / "few.csv", *FEW)
+    new.mkdir()
+    shutil.copy(photos / "blue-9.png", new / "red-0.png")  # another photo of that name
+    for name in ("red-1.png", "blue-10.png", "blue-11.png"):
+        shutil.copy(photos / name, new / name)
+
+    def explore() -> tuple[str, dict[str, str]]:
+        (tmp_path / "new.html").unlink(missing_ok=True)
+        words = ("--data", new, "--labels", few, "--out", tmp_path / "new.html")
+        code, _, err = command("explore", run.path, *words)
+        assert code == 0, err
+        text = (tmp_path / "new.html").read_text()
+        data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+        return err, {data["names"][place]: label for place, label in data["labels"]}
+
+    both = f"{photos} and {new} both have 1 labelled name ('red-0.png') for different photos"
+    err, found = explore()
+    assert f"{both}: the labels are taken for {photos}, which has all labelled names" in err
+    assert found == {"red-1.png": "red"}
+    # A table that both folders have all names of is shown: `label --data` may have written it.
+    few.write_text("image,label\nred-0.png,blue\nblue-10.png,blue\n")
+    err, found = explore()
+    assert f"{both}: the labels are taken for {new}, which is shown" in err
+    assert found == {"red-0.png": "blue", "blue-10.png": "blue"}
 
 
 def test_the_order_of_the_labels_does_not_matter_for_new_photos(run, photos, tmp_path):

@@ -12,7 +12,15 @@ from deepbregman.errors import UserError, require_known
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, Reporter, RunFolder, open_images
+from .parameters import (
+    Accelerator,
+    Devices,
+    PythonOnly,
+    Reporter,
+    RunFolder,
+    find_names_in_run,
+    open_images,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,12 +90,16 @@ def explore(
     if format == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("--format parquet needs pyarrow: pip install 'deepbregman[explore]'")
     table = None if labels is None else Path(labels)
+    in_run: dict[str, Path] = {}
     if table is not None:
         if not table.is_file():
             raise UserError(
                 f"labels {str(labels)!r}: no such file; `deepbregman label --out` writes it"
             )
-        read_table(table)  # refuses it before torch is loaded, which takes seconds
+        rows = read_table(table)  # refuses it before torch is loaded, which takes seconds
+        if data is not None and source is None:
+            named = {row["image"] for row in rows if row["image"]}
+            in_run = find_names_in_run(Run.open(run).config, data, named, shown=True)
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.exploring import explore_images, read_pixels
     from deepbregman.reporting.explorer import (
@@ -102,7 +114,13 @@ def explore(
 
     report = progress or ignore_progress
     found = explore_images(
-        images, labels=table, clusters=clusters, split=split, seed=seed, progress=report
+        images,
+        labels=table,
+        in_run=in_run,
+        clusters=clusters,
+        split=split,
+        seed=seed,
+        progress=report,
     )
     page = _make_page(images.loaded.run, found, images.data)
     side = choose_thumbnail_side(len(found.names))

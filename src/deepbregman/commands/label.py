@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import tyro
 from rich.console import Console
 
-from deepbregman.config import Config
-from deepbregman.errors import UserError, notify
+from deepbregman.errors import UserError
 from deepbregman.reporting.screen import draw_rows
 from deepbregman.runs import Run, check_new_file, is_complete
 from deepbregman.terminal import MaybePath, MaybeText, count_words, ignore_progress, join_words, say
@@ -24,6 +23,7 @@ from .parameters import (
     RunFolder,
     check_dataset,
     check_second_word,
+    find_names_in_run,
     find_unknown_names,
     list_images,
     open_images,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Source
-    from deepbregman.data.labels import GivenLabel
     from deepbregman.evaluation.gallery import Pixels
     from deepbregman.evaluation.labelling import Labelling
     from deepbregman.evaluation.predicting import ExpectedAccuracy
@@ -118,7 +117,15 @@ def label(
     given = read_labels(labels)
     opened = Run.open(run)
     if data is not None and source is None:
-        given = _find_in_run(opened.config, data, given)
+        in_run = find_names_in_run(
+            opened.config, data, {each.image for each in given if not each.is_file}
+        )
+        given = [
+            each._replace(image=str(in_run[each.image]), is_file=True)
+            if not each.is_file and each.image in in_run
+            else each
+            for each in given
+        ]
     listing = None if source is not None else list_images(opened.config, data)
     if listing is not None:
         named = (each.image for each in given if not each.is_file)
@@ -152,51 +159,6 @@ def label(
         return found
     write_sheet(Path(sheet), found)
     return replace(found, sheet=Path(sheet))
-
-
-def _find_in_run(config: Config, data: str, labels: "list[GivenLabel]") -> "list[GivenLabel]":
-    """Take labels of images that are in the run's own folder as labels of those files.
-
-    Where both folders have a name, for different photos, the labels are of the folder that has all
-    names. If both have all or none has, it cannot be known.
-    """
-    from deepbregman.data.datasets import find_source
-    from deepbregman.data.folders import quote_some
-
-    try:
-        (known, own), (new, folder) = find_source(config.data.source), find_source(data)
-    except UserError:
-        return labels  # left to what opens the data
-    is_folder = new is None and folder.is_dir()
-    if known is not None or not own.is_dir() or (is_folder and own.samefile(folder)):
-        return labels
-    names = {label.image for label in labels if not label.is_file}
-    here = {name for name in names if is_folder and (folder / name).is_file()}
-    there = {name for name in names if (own / name).is_file()}
-    both = sorted(
-        name for name in here & there if (folder / name).read_bytes() != (own / name).read_bytes()
-    )
-    taken = there - here
-    if both:
-        words = f"{count_words(len(both), 'labelled name')} ({quote_some(both)})"
-        words = f"{own} and {folder} both have {words} for different photos"
-        if (names == here) == (names == there):
-            raise UserError(
-                f"{words}: write the folder before such names, as in {str(own / both[0])!r}; "
-                f"or, if they are of {own}, move the photos of {folder} into a sub-folder of it"
-            )
-        if names == there:
-            taken |= set(both)
-        whose = own if names == there else folder
-        notify(
-            f"{words}: the labels are taken for {whose}, which has all labelled names", stacklevel=3
-        )
-    return [
-        label._replace(image=str(own / label.image), is_file=True)
-        if not label.is_file and label.image in taken
-        else label
-        for label in labels
-    ]
 
 
 class FirstImages(NamedTuple):

@@ -1,5 +1,6 @@
 """Types of parameters, and the opening of a run, that several commands share."""
 
+import filecmp
 import itertools
 import os
 import shlex
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 import tyro
 
 from deepbregman.config import Config
-from deepbregman.errors import UserError
-from deepbregman.terminal import ReportProgress
+from deepbregman.errors import UserError, notify
+from deepbregman.terminal import ReportProgress, count_words
 
 T = TypeVar("T")
 PYTHON_ONLY = "a parameter that the command line does not offer"
@@ -107,6 +108,53 @@ def find_unknown_names(names: Iterable[str], listing: "Listing") -> list[str]:
         for name in names
         if not is_known(name) and not os.path.isfile(os.path.expanduser(name))
     ]
+
+
+def find_names_in_run(
+    config: Config, data: str, names: set[str], *, shown: bool = False
+) -> dict[str, Path]:
+    """Find which labelled names are of images in the run's own folder, not in other data.
+
+    Where both folders have a name, for different photos, the labels are of the folder that has all
+    names. If both have all or none has, it cannot be known.
+
+    Args:
+        shown: whether the labels are only shown; they are then of the data where it is not known.
+
+    Returns:
+        The file in the run's own folder, by name.
+    """
+    from deepbregman.data.datasets import find_source
+    from deepbregman.data.folders import quote_some
+
+    try:
+        (known, own), (new, folder) = find_source(config.data.source), find_source(data)
+    except UserError:
+        return {}  # left to what opens the data
+    is_folder = new is None and folder.is_dir()
+    if known is not None or not own.is_dir() or (is_folder and own.samefile(folder)):
+        return {}
+    here = {name for name in names if is_folder and (folder / name).is_file()}
+    there = {name for name in names if (own / name).is_file()}
+    both = sorted(
+        name for name in here & there if not filecmp.cmp(folder / name, own / name, shallow=False)
+    )
+    taken = there - here
+    if both:
+        words = f"{count_words(len(both), 'labelled name')} ({quote_some(both)})"
+        words = f"{own} and {folder} both have {words} for different photos"
+        is_known = (names == here) != (names == there)
+        if not is_known and not shown:
+            raise UserError(
+                f"{words}: write the folder before such names, as in {str(own / both[0])!r}; "
+                f"or, if they are of {own}, move the photos of {folder} into a sub-folder of it"
+            )
+        whose, why = folder, ", which has all labelled names" if is_known else ", which is shown"
+        if is_known and names == there:
+            taken |= set(both)
+            whose = own
+        notify(f"{words}: the labels are taken for {whose}{why}", stacklevel=3)
+    return {name: own / name for name in taken}
 
 
 def check_dataset(

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,19 +98,29 @@ def explore_images(
     opened: OpenedRun,
     *,
     labels: Path | None,
+    in_run: Mapping[str, Path],
     clusters: int | None,
     split: str,
     seed: int,
     progress: ReportProgress = ignore_progress,
 ) -> Exploration:
-    """Compute what the explorer shows; see :func:`deepbregman.explore`."""
+    """Compute what the explorer shows; see :func:`deepbregman.explore`.
+
+    Args:
+        in_run: names of the table that are of files in the run's own folder.
+    """
     splits = _sample(opened.splits(split), seed)
     gallery = Gallery({n: opened.features_of(part, n, progress) for n, part in splits.items()})
     names = gallery.names
     if len(names) < 3:
         number = count_words(len(names), "image")
         raise UserError(f"data {opened.data!r} has {number}: a map needs 3 or more")
-    given = None if labels is None else read_given(labels, names, ImageFinder(gallery).find)
+    finder = ImageFinder(gallery)
+
+    def find(name: str) -> int | None:
+        return finder.find_copy(in_run[name]) if name in in_run else finder.find(name)
+
+    given = None if labels is None else read_given(labels, names, find)
     known = None if gallery.labels is None else opened.name_classes(gallery)
     count = count_clusters(clusters, len(set(known or ())), len(names))
     features = gallery.features
