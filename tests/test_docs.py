@@ -246,7 +246,7 @@ def test_the_extensions_of_the_page_work(tmp_path, monkeypatch):
     deepbregman.cli.main(["data", "check", "mine.npz"])
 
 
-def test_the_reference_has_every_verb_and_every_option():
+def test_the_reference_has_every_command_and_every_option():
     text = load_script("reference").describe_command_line()
     for verb in COMMANDS:
         assert re.search(rf"^## {verb}$", text, flags=re.MULTILINE)

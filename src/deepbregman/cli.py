@@ -53,7 +53,7 @@ COMMANDS = (
     *("duplicates", "explore", "data", "study", "tune", "report", "recipes", "bench"),
 )
 IN_ONE_PROCESS = ("evaluate", "embed", "search", "cluster", "label", "duplicates", "explore")
-"""Verbs that use several GPUs from one process."""
+"""Commands that use several GPUs from one process."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -402,11 +402,36 @@ def test_a_page_takes_labels_for_the_photos_that_label_takes_them_for(
     err, found = explore()
     assert f"{both}: the labels are taken for {photos}, which has all labelled names" in err
     assert found == {"red-1.png": "red"}
-    # A table that both folders have all names of is shown: `label --data` may have written it.
+    # Both folders have all names of this table, and the new one has no others: it is of that one.
     few.write_text("image,label\nred-0.png,blue\nblue-10.png,blue\n")
+    err, found = explore()
+    assert f"{both}: the labels are taken for {new}, which has all labelled names and fewer" in err
+    assert found == {"red-0.png": "blue", "blue-10.png": "blue"}
+    # Where nobody can tell, a page shows it: `label --data` may have written the table.
+    shutil.copy(photos / "red-5.png", new / "more.png")
     err, found = explore()
     assert f"{both}: the labels are taken for {new}, which is shown" in err
     assert found == {"red-0.png": "blue", "blue-10.png": "blue"}
+
+
+def test_drawn_photos_with_names_of_others_can_be_labelled(command, run, photos, tmp_path):
+    """A camera begins anew: all new photos have names of old ones."""
+    new, few = tmp_path / "new", tmp_path / "few.csv"
+    new.mkdir()
+    for index in range(6):  # swapped, so that a label of the wrong folder is seen
+        shutil.copy(photos / f"red-{index}.png", new / f"blue-{index}.png")
+        shutil.copy(photos / f"blue-{index}.png", new / f"red-{index}.png")
+    code, *_ = command("label", run.path, "--data", new, "--out", few, "--suggest", 8)
+    assert code == 0
+    names = [row["image"] for row in csv.DictReader(few.read_text().splitlines())]
+    right = {name: "blue" if name.startswith("red") else "red" for name in names}
+    few.write_text("image,label\n" + "".join(f"{name},{right[name]}\n" for name in names))
+    words = ("--data", new, "--labels", few, "--out", tmp_path / "all.csv")
+    code, _, err = command("label", run.path, *words)
+    assert code == 0, err
+    assert f"the labels are taken for {new}, which has all labelled names and fewer others" in err
+    rows = csv.DictReader((tmp_path / "all.csv").read_text().splitlines())
+    assert {r["image"]: r["label"] for r in rows if r["given"] == "yes"} == right
 
 
 def test_the_order_of_the_labels_does_not_matter_for_new_photos(run, photos, tmp_path):

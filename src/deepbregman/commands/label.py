@@ -225,10 +225,10 @@ def show_draw(found: FirstImages, console: Console) -> None:
     say(console, f"next: {again}")
 
 
-def _write_command(verb: str, found: "FirstImages | Labelling", *words: str | Path) -> str:
+def _write_command(name: str, found: "FirstImages | Labelling", *words: str | Path) -> str:
     """Return a command that looks at the same images."""
     data = [] if found.data is None else ["--data", found.data]
-    return shlex.join(map(str, ["deepbregman", verb, found.run, *data, *words]))
+    return shlex.join(map(str, ["deepbregman", name, found.run, *data, *words]))
 
 
 def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:

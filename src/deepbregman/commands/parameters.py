@@ -116,7 +116,8 @@ def find_names_in_run(
     """Find which labelled names are of images in the run's own folder, not in other data.
 
     Where both folders have a name, for different photos, the labels are of the folder that has all
-    names. If both have all or none has, it cannot be known.
+    names; if both have, of the one whose images all have names of the other. Else it cannot be
+    known.
 
     Args:
         shown: whether the labels are only shown; they are then of the data where it is not known.
@@ -143,18 +144,32 @@ def find_names_in_run(
     if both:
         words = f"{count_words(len(both), 'labelled name')} ({quote_some(both)})"
         words = f"{own} and {folder} both have {words} for different photos"
-        is_known = (names == here) != (names == there)
-        if not is_known and not shown:
+        has_all = [each for each, found in ((folder, here), (own, there)) if found == names]
+        whose, why = has_all[0] if len(has_all) == 1 else None, "which has all labelled names"
+        if len(has_all) == 2:
+            # Names drawn from one folder are all in the other, too, if that has all its names.
+            new_names, own_names = _list_images(folder), _list_images(own)
+            whose = folder if new_names < own_names else own if own_names < new_names else None
+            why = "which has all labelled names and fewer others"
+        if whose is None and not shown:
             raise UserError(
                 f"{words}: write the folder before such names, as in {str(own / both[0])!r}; "
                 f"or, if they are of {own}, move the photos of {folder} into a sub-folder of it"
             )
-        whose, why = folder, ", which has all labelled names" if is_known else ", which is shown"
-        if is_known and names == there:
+        if whose is None:
+            whose, why = folder, "which is shown"
+        if whose == own:
             taken |= set(both)
-            whose = own
-        notify(f"{words}: the labels are taken for {whose}{why}", stacklevel=3)
+        notify(f"{words}: the labels are taken for {whose}, {why}", stacklevel=3)
     return {name: own / name for name in taken}
+
+
+def _list_images(folder: Path) -> set[str]:
+    """Return the names of all images of a folder."""
+    from deepbregman.data.folders import SUFFIXES
+
+    files = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    return {path.relative_to(folder).as_posix() for path in files}
 
 
 def check_dataset(
