@@ -420,7 +420,9 @@ def test_the_settings_of_methods_are_those_that_were_measured():
     """Else `deepbregman pretrain vicreg` would not train what the table of methods has."""
     quiet = ("tensorboard", "knn_every", "health_every", "save_seconds")
     apart = {"data.source", "training.epochs", *(f"training.{name}" for name in quiet)}
-    for path in (RESULTS / "studies" / "methods" / "runs").glob("*-seed0/config.toml"):
+    trained_once = list((RESULTS / "studies" / "methods" / "runs").glob("*-seed0/config.toml"))
+    assert len(trained_once) == 2 * 22
+    for path in trained_once:
         recipe, divergence, _ = path.parent.name.removesuffix("-seed0").partition("_divergence")
         wanted = load_recipe(recipe)
         if divergence:

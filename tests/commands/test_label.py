@@ -421,6 +421,7 @@ def test_drawn_photos_with_names_of_others_can_be_labelled(command, run, photos,
     for index in range(6):  # swapped, so that a label of the wrong folder is seen
         shutil.copy(photos / f"red-{index}.png", new / f"blue-{index}.png")
         shutil.copy(photos / f"blue-{index}.png", new / f"red-{index}.png")
+    (new / "._red-0.png").write_bytes(b"")  # as macOS adds them
     code, *_ = command("label", run.path, "--data", new, "--out", few, "--suggest", 8)
     assert code == 0
     names = [row["image"] for row in csv.DictReader(few.read_text().splitlines())]

@@ -147,10 +147,7 @@ def find_names_in_run(
         has_all = [each for each, found in ((folder, here), (own, there)) if found == names]
         whose, why = has_all[0] if len(has_all) == 1 else None, "which has all labelled names"
         if len(has_all) == 2:
-            # Names drawn from one folder are all in the other, too, if that has all its names.
-            new_names, own_names = _list_images(folder), _list_images(own)
-            whose = folder if new_names < own_names else own if own_names < new_names else None
-            why = "which has all labelled names and fewer others"
+            whose, why = _find_smaller(folder, own), f"{why} and fewer others"
         if whose is None and not shown:
             raise UserError(
                 f"{words}: write the folder before such names, as in {str(own / both[0])!r}; "
@@ -164,12 +161,17 @@ def find_names_in_run(
     return {name: own / name for name in taken}
 
 
-def _list_images(folder: Path) -> set[str]:
-    """Return the names of all images of a folder."""
-    from deepbregman.data.folders import SUFFIXES
+def _find_smaller(folder: Path, other: Path) -> Path | None:
+    """Return the folder whose images all have names that the other has, beside more; or None."""
+    from deepbregman.data.folders import read_tree
 
-    files = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    return {path.relative_to(folder).as_posix() for path in files}
+    def name_images(place: Path) -> set[Path]:
+        tree = read_tree(place)
+        found = itertools.chain(tree.here, *tree.groups.values())
+        return {path.relative_to(place) for path in found}
+
+    names, others = name_images(folder), name_images(other)
+    return folder if names < others else other if others < names else None
 
 
 def check_dataset(

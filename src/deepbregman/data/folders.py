@@ -155,12 +155,12 @@ def read_tree(folder: Path) -> Tree:
     for directory, names in _walk(folder):
         images = []
         for name in names:
-            suffix, is_hidden = os.path.splitext(name)[1].lower(), name.startswith(".")
-            if suffix in SUFFIXES and not is_hidden:
+            suffix = os.path.splitext(name)[1].lower()
+            if _is_image(name):
                 images.append(name)
             elif suffix in SUFFIXES:
                 ignored[f"hidden {suffix}"] += 1
-            elif not is_hidden:
+            elif not name.startswith("."):
                 ignored[suffix or "no extension"] += 1
         found = here
         if images and directory != folder:
