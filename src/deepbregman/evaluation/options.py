@@ -97,16 +97,12 @@ class Detect(Section):
     """Regions sampled in each training image for the head; fewer for small trials."""
     proposals: Count = 1000
     """Proposals that the head gets in each test image; fewer for small trials."""
-    train_on_difficult: bool = True
-    """Also train on objects marked difficult, as detectron2 does; tests never count them."""
     clip_gradient: NotNegative = 0.0
     """Largest norm of the gradient; 0 is off."""
     workers: Whole = 4
     """Processes that decode images."""
     save_seconds: NotNegative = 300.0
     """Seconds between checkpoints; a signal saves at once."""
-    keep_weights: bool = False
-    """Keep the fine-tuned detector as detector.safetensors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,47 +6,36 @@
       last.pt             while it trains; removed when the result is written
       result.json         settings and scores
       detections.json     every detection in every test image
-      detections.png      a few of them, to look at
 """
 
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 
 import torch
 from rich.table import Table
-from torch import Tensor
-from torchvision.transforms.functional import pad, resize
-from torchvision.utils import draw_bounding_boxes, save_image
 
-from deepbregman.data.decoding import decode_whole
-from deepbregman.data.voc import CLASSES, Detections
+from deepbregman.data.voc import CLASSES
 from deepbregman.errors import UserError
 from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.options import Architecture, Trunk
 from deepbregman.evaluation.results import Measurement, make_rows
 from deepbregman.files import refuse_link
 from deepbregman.objectives import build_untrained_encoder
-from deepbregman.runs import Record, now, read_json, replace_file, write_json
+from deepbregman.runs import Record, now, read_json, write_json
 from deepbregman.training.checkpoints import fingerprint_weights
 from deepbregman.training.devices import device_name
 from deepbregman.training.randomness import derive_seed
 
-from .detectors import Detector, PredictedBoxes, build_detector, load_trunk, require_fitting
+from .detectors import Detector, build_detector, load_trunk, require_fitting
 from .training import check_settings, detect_all, fine_tune
 
 SETTINGS = (
-    *("iterations", "batch_size", "learning_rate", "image_side", "norm", "train_on_difficult"),
+    *("iterations", "batch_size", "learning_rate", "image_side", "norm"),
     *("regions", "proposals", "clip_gradient"),
 )
-"""Options that the numbers of a detector depend on; the first six go into the rows."""
-SHOWN, COLUMNS, CELL = 6, 3, (380, 480)
-"""Photographs in the picture, in a line of it, and the height and width of each."""
-LEAST_SCORE = 0.5
-"""Detections below are not drawn; where all are below, the best one is."""
-TRUTH, DETECTION, HARD = "#ffffff", "#ff8c1a", "#9a9a9a"
+"""Options that the numbers of a detector depend on; the first five go into the rows."""
 
 
 def check_detect(evaluation: Evaluation) -> None:
@@ -80,7 +69,7 @@ def detect(evaluation: Evaluation) -> list[Record]:
         f"{len(voc.train):,} images to train on, {len(voc.test):,} to test on: "
         f"{', '.join(voc.found)}{missing}"
     )
-    details = _select_options(evaluation, SETTINGS[:6]) | {"splits": list(voc.found)}
+    details = _select_options(evaluation, SETTINGS[:5]) | {"splits": list(voc.found)}
     sizes = len(voc.train), len(voc.test)
     seeds: list[list[Measurement]] = []
     per_class: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -163,13 +152,6 @@ def score_detector(
         for image, one in zip(voc.test.names, found, strict=True)
     }
     write_json(folder / "detections.json", rows)
-    draw_detections(folder / "detections.png", voc.test, found)
-    if options.keep_weights:
-        from safetensors.torch import save
-
-        state = {name: tensor.cpu().contiguous() for name, tensor in detector.state_dict().items()}
-        with replace_file(folder / "detector.safetensors") as file:
-            file.write(save(state))
     write_json(folder / "result.json", result)
     (folder / "last.pt").unlink(missing_ok=True)
     return result
@@ -220,41 +202,3 @@ def draw_class_table(per_class: Mapping[tuple[str, str, int], Mapping[str, float
     table.add_section()
     table.add_row("mean", *(f"{fmean(mean.values()):.1f}" if mean else "" for mean in means))
     return table
-
-
-def draw_detections(path: Path, data: Detections, found: Sequence[PredictedBoxes]) -> None:
-    """Write a picture of a few images, evenly spread, with their objects and detections.
-
-    Objects are white (grey if difficult), detections orange with class and score.
-    """
-    count = min(SHOWN, len(data))
-    chosen = [round(position * (len(data) - 1) / max(count - 1, 1)) for position in range(count)]
-    images = [_draw_photograph(data, index, found[index]) for index in dict.fromkeys(chosen)]
-    with replace_file(path) as file:
-        save_image(torch.stack(images) / 255.0, file, "png", nrow=COLUMNS, padding=0)
-
-
-def _draw_photograph(data: Detections, index: int, found: PredictedBoxes) -> Tensor:
-    """Draw one image with its boxes, in the middle of a cell (3, H, W)."""
-    pixels = torch.from_numpy(decode_whole(data.paths[index]))  # (3, H, W)
-    height, width = pixels.shape[1:]
-    scale = min(CELL[0] / height, CELL[1] / width)
-    size = [max(1, int(height * scale)), max(1, int(width * scale))]
-    image = resize(pixels, size)
-    objects = data.objects[index]
-    best = float(found.scores.max()) if len(found.scores) else 0.0
-    shown = found.scores >= min(LEAST_SCORE, best)
-    names = [CLASSES[label] for label in objects.labels.tolist()]
-    colours = [HARD if hard else TRUTH for hard in objects.difficult.tolist()]
-    for label, score in zip(
-        found.labels[shown].tolist(), found.scores[shown].tolist(), strict=True
-    ):
-        names.append(f"{CLASSES[label]} {score:.2f}")
-        colours.append(DETECTION)
-    if names:
-        boxes = scale * torch.cat([objects.boxes, found.boxes[shown]])
-        image = draw_bounding_boxes(image, boxes, names, colours, width=2)
-    down, right = CELL[0] - size[0], CELL[1] - size[1]
-    margins = [right // 2, down // 2, right - right // 2, down - down // 2]
-    cell: Tensor = pad(image, margins, fill=32)
-    return cell

@@ -122,13 +122,12 @@ def flip_batch(batch: Photographs, seed: int, iteration: int) -> Photographs:
     return Photographs(images, objects)
 
 
-def make_targets(batch: Photographs, train_on_difficult: bool) -> list[dict[str, Tensor]]:
-    """Return what torchvision's detectors train on; its class 0 is the background."""
-    targets = []
-    for boxes, labels, difficult in batch.objects:
-        kept = torch.ones_like(difficult) if train_on_difficult else ~difficult
-        targets.append({"boxes": boxes[kept], "labels": labels[kept] + 1})
-    return targets
+def make_targets(batch: Photographs) -> list[dict[str, Tensor]]:
+    """Return what torchvision's detectors train on; its class 0 is the background.
+
+    Difficult objects are among them, as in detectron2; tests never count these.
+    """
+    return [{"boxes": boxes, "labels": labels + 1} for boxes, labels, _ in batch.objects]
 
 
 def learning_rate(options: Detect, iteration: int) -> float:
@@ -190,7 +189,7 @@ def fine_tune(
             ):
                 for group in optimiser.param_groups:
                     group["lr"] = learning_rate(options, iteration)
-                loss = _compute_loss(detector, batch, options, seed, iteration)
+                loss = _compute_loss(detector, batch, seed, iteration)
                 value = loss.item()  # once: after the step the host would wait for all of it
                 if not math.isfinite(value):
                     raise Diverged(
@@ -215,16 +214,12 @@ def fine_tune(
         settle_norms(detector, data, options, seed, device)
 
 
-def _compute_loss(
-    detector: Detector, batch: Photographs, options: Detect, seed: int, iteration: int
-) -> Tensor:
+def _compute_loss(detector: Detector, batch: Photographs, seed: int, iteration: int) -> Tensor:
     # The size of the images and the sampled regions come from torch's global generator: seeded by
     # the iteration, they are the same whether a run was stopped before or not.
     torch.manual_seed(derive_seed(seed, "detection", iteration))
     batch = flip_batch(batch, seed, iteration)
-    losses: dict[str, Tensor] = detector(
-        batch.images, make_targets(batch, options.train_on_difficult)
-    )
+    losses: dict[str, Tensor] = detector(batch.images, make_targets(batch))
     return torch.stack(list(losses.values())).sum()
 
 
@@ -249,7 +244,7 @@ def settle_norms(
     count = min(SETTLING, options.iterations)
     batches = order_batches(len(data), options.batch_size, seed, 0, count)
     for iteration, batch in enumerate(load_batches(data, batches, device, options.workers)):
-        _compute_loss(detector, batch, options, seed, iteration)
+        _compute_loss(detector, batch, seed, iteration)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 
