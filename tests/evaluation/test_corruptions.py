@@ -15,7 +15,7 @@ from deepbregman.evaluation.corruptions import (
     corrupt,
     lower_contrast,
 )
-from deepbregman.evaluation.features import BATCH_SIZE, compute_features
+from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.frozen import SharedBatches
 from deepbregman.evaluation.knn import cosine_neighbours, vote
 
@@ -60,20 +60,19 @@ def test_contrast_keeps_the_mean_and_shrinks_the_rest():
     assert torch.allclose(found.std(dim=(2, 3)), 0.4 * images.std(dim=(2, 3)), atol=1e-6)
 
 
-def test_noise_has_its_deviation_and_goes_on_from_batch_to_batch():
-    change = corrupt("noise", 0.08, 0, 2 * BATCH_SIZE, 32)
-    images = torch.full((BATCH_SIZE, 3, 32, 32), 0.5)
+def test_noise_has_its_deviation_and_is_of_the_number_of_the_batch():
+    change = corrupt("noise", 0.08, 0)
+    images = torch.full((512, 3, 32, 32), 0.5)
     first, second = change(images, 0), change(images, 1)
     assert float((first - images).std()) == pytest.approx(0.08, rel=0.05)
     assert not torch.equal(first, second)
-    again = corrupt("noise", 0.08, 0, 2 * BATCH_SIZE, 32)
+    again = corrupt("noise", 0.08, 0)
     assert torch.equal(again(images, 1), second)  # whichever is asked for first
     assert torch.equal(again(images, 0), first)
 
 
 def test_two_devices_find_what_one_finds(short_run, few_digits, monkeypatch):
-    for module in ("features", "corruptions"):
-        monkeypatch.setattr(f"deepbregman.evaluation.{module}.BATCH_SIZE", 16)
+    monkeypatch.setattr("deepbregman.evaluation.features.BATCH_SIZE", 16)
     name = "deepbregman.evaluation.corruptions.STRENGTHS"
     monkeypatch.setattr(name, {"noise": STRENGTHS["noise"]})
     shared: list[int] = []

@@ -17,7 +17,7 @@ from deepbregman.data.images import FileImages
 from deepbregman.errors import UserError
 from deepbregman.evaluation import features
 from deepbregman.evaluation.features import SplitFeatures
-from deepbregman.evaluation.frozen import OrderedDraws, SharedBatches, map_batches
+from deepbregman.evaluation.frozen import SharedBatches, map_batches
 from deepbregman.evaluation.inputs import load_run
 from deepbregman.evaluation.results import pack
 from deepbregman.method.networks import Model
@@ -180,15 +180,6 @@ def test_a_network_that_cannot_be_copied_is_words(model, config):
     model.encoder.lock = threading.Lock()
     with pytest.raises(UserError, match=r"cannot be copied to cpu .*use devices 1"):
         _ = seen_by(2, arrays(), model, config).features
-
-
-def test_draws_are_in_the_order_of_the_batches():
-    drawn: list[int] = []
-    numbers = OrderedDraws(lambda number: (drawn.append(number), 10 * number)[1])
-    assert [numbers.take(at) for at in (2, 0, 1, 4, 3)] == [20, 0, 10, 40, 30]
-    assert drawn == [0, 1, 2, 3, 4]
-    with pytest.raises(KeyError):
-        numbers.take(3)
 
 
 # Whoever asks for devices

@@ -3,7 +3,6 @@
 They are files of a listing, or lie in a store such as a table.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -33,7 +32,7 @@ from deepbregman.data.images import (
 from deepbregman.data.splits import grouped_split, stratified_split
 from deepbregman.data.stored import StoredData
 from deepbregman.errors import UserError
-from deepbregman.files import find_user_cache, replace_file
+from deepbregman.files import digest, digest_files, find_user_cache, replace_file
 from deepbregman.terminal import count_words, ignore_progress
 
 TEST_FRACTION = 0.2
@@ -253,17 +252,11 @@ def _check_files(
 
 def _name_cache(folder: Path, paths: Sequence[Path], decodes: bool) -> Path | None:
     """Name a file of the user's cache by the folder and its present contents."""
-    content = hashlib.blake2b(b"decoded" if decodes else b"headers", digest_size=16)
+    owner, what = digest(os.fsencode(folder.absolute())), "decoded" if decodes else "headers"
     try:
-        place = find_user_cache("sizes")
-        for result in map_files(os.stat, paths):
-            assert not isinstance(result, UnreadableImage)  # os.stat never raises it
-            content.update(f"{result.st_size} {result.st_mtime_ns} ".encode())
+        return find_user_cache("sizes") / f"{owner}-{what}-{digest_files(paths)}.npy"
     except (OSError, RuntimeError):  # a file is gone, or there is no home: nothing is kept
         return None
-    content.update("\0".join(map(str, paths)).encode("utf-8", "surrogateescape"))
-    owner = hashlib.blake2b(os.fsencode(folder.absolute()), digest_size=8).hexdigest()
-    return place / f"{owner}-{content.hexdigest()}.npy"
 
 
 def _load_sizes(cache: Path | None, count: int) -> Sizes:

@@ -18,8 +18,7 @@ from torchvision.transforms.functional import gaussian_blur
 from deepbregman.runs import Record
 from deepbregman.training.randomness import derive_seed
 
-from .features import BATCH_SIZE, Change, Features, LabelledFeatures, compute_features
-from .frozen import OrderedDraws
+from .features import Change, Features, LabelledFeatures, compute_features
 from .inputs import Evaluation
 from .knn import find_neighbours, vote
 from .linear import fit_best
@@ -63,24 +62,18 @@ def lower_contrast(images: Tensor, share: float) -> Tensor:
     return ((images - mean) * share + mean).clamp(0, 1)
 
 
-def corrupt(name: str, strength: float, seed: int, num_images: int, side: int) -> Change:
-    """Return the function that corrupts the batches of one pass over the images.
-
-    Noise is drawn on the host, batch after batch, so that one device and several see the same.
-    """
+def corrupt(name: str, strength: float, seed: int) -> Change:
+    """Return the function that corrupts the batches of one pass over the images."""
     if name != "noise":
         change = {"JPEG": compress_jpeg, "blur": blur, "contrast": lower_contrast}[name]
         return lambda images, number: change(images, strength)
-    generator = torch.Generator().manual_seed(derive_seed(seed, f"corruption {name} {strength:g}"))
-
-    def draw(number: int) -> Tensor:
-        count = min(BATCH_SIZE, num_images - number * BATCH_SIZE)
-        return torch.randn((count, 3, side, side), generator=generator)
-
-    noise = OrderedDraws(draw)
 
     def add_noise(images: Tensor, number: int) -> Tensor:
-        return (images + strength * noise.take(number).to(images.device)).clamp(0, 1)
+        # On the host, by the number of the batch: one device and several see the same.
+        batch_seed = derive_seed(seed, f"corruption {name} {strength:g}", number)
+        generator = torch.Generator().manual_seed(batch_seed)
+        noise = torch.randn(images.shape, generator=generator).to(images.device)
+        return (images + strength * noise).clamp(0, 1)
 
     return add_noise
 
@@ -100,9 +93,10 @@ def corruptions(evaluation: Evaluation) -> list[Record]:
         done += 1
         for name, strengths in STRENGTHS.items():
             for number, strength in enumerate(strengths, start=1):
-                side, images = labelled.config.data.image_size, labelled.test.shared
-                change = corrupt(name, strength, seed, images.num_images, side)
-                features = compute_features(labelled.model, images, side, change=change)
+                size, change = labelled.config.data.image_size, corrupt(name, strength, seed)
+                features = compute_features(
+                    labelled.model, labelled.test.shared, size, change=change
+                )
                 found[f"{name} {number}"] = measure(classifiers, features.require_finite())
                 done += 1
                 evaluation.progress("corruptions", done, total)

@@ -165,24 +165,3 @@ def _copy_to(model: Model, device: torch.device) -> Model:
         raise UserError(
             f"the networks cannot be copied to {device} ({error}): use devices 1"
         ) from error
-
-
-class OrderedDraws:
-    """Random draws for each batch, made in the order of the batches, whichever is taken first.
-
-    So several devices get the numbers that a single one would get. A draw that is made before it is
-    taken is kept; these are few, since devices of one kind are equally fast.
-    """
-
-    def __init__(self, draw: Callable[[int], Tensor]) -> None:
-        self._draw, self._next = draw, 0
-        self._waiting: dict[int, Tensor] = {}
-        self._lock = threading.Lock()
-
-    def take(self, number: int) -> Tensor:
-        """Return the draw for a batch; each is taken once."""
-        with self._lock:
-            while self._next <= number:
-                self._waiting[self._next] = self._draw(self._next)
-                self._next += 1
-            return self._waiting.pop(number)
