@@ -200,6 +200,20 @@ class TestBrowser:
         )
         assert 0 < ends[0] < ends[1] < ends[2]
 
+    @pytest.mark.parametrize("width", [1400, 400])
+    def test_the_pictures_of_a_small_folder_are_whole(self, tab, tmp_path, width):
+        write_page(tmp_path / "map.html", sample(12), draw_sheets(pixels(12), 96))
+        open_page(tab, tmp_path / "map.html", width, "light")
+        painted = tab.ask(
+            "(() => { const map = document.getElementById('map'); const {width, height} = map; "
+            "const sum = (...box) => map.getContext('2d').getImageData(...box).data.reduce("
+            "(all, value) => all + value, 0); return [sum(0, 0, width, height), "
+            "sum(0, 0, width, 1), sum(0, height - 1, width, 1), sum(0, 0, 1, height), "
+            "sum(width - 1, 0, 1, height)]; })()"
+        )
+        assert painted[0] > 0
+        assert painted[1:] == [0, 0, 0, 0]  # nothing crosses an edge
+
     def test_a_click_shows_neighbours_by_both_measures(self, tab, page):
         open_page(tab, page, 1400, "light")
         press(tab, *place_of(tab, 250))

@@ -202,7 +202,17 @@
     bottom = Math.max(bottom, points[2 * i + 1]);
   }
   const onScreen = (index) => [view.scale * points[2 * index] + view.x, view.scale * points[2 * index + 1] + view.y];
-  const wholeScale = () => 0.92 * Math.min(view.width / (right - left || 1), view.height / (bottom - top || 1));
+  const MOST_PICTURES = 800;
+  const SMALLEST_PICTURE = 18;
+  // The side of a picture where so many are in sight; 0 where dots are drawn.
+  const pictureSide = (number) => {
+    const room = 0.7 * Math.sqrt((view.width * view.height) / Math.max(number, 1));
+    return number <= MOST_PICTURES && room >= SMALLEST_PICTURE ? Math.min(72, room) : 0;
+  };
+  const wholeScale = () => {
+    const edge = pictureSide(count); // half a picture at each side, so that all are whole
+    return 0.92 * Math.min((view.width - edge) / (right - left || 1), (view.height - edge) / (bottom - top || 1));
+  };
   let fitted = true; // until the user moves or zooms
   const fit = () => {
     fitted = true;
@@ -260,8 +270,6 @@
   };
 
   // Drawing.
-  const MOST_PICTURES = 800;
-  const SMALLEST_PICTURE = 18;
   let current = -1; // the image that was clicked
   let hovered = -1;
   let drawnSize = 0; // of pictures, 0 where dots are drawn
@@ -296,8 +304,7 @@
     within(x0, y0, x1, y1, (i) => {
       if (visible.length <= MOST_PICTURES) visible.push(i);
     });
-    const room = 0.7 * Math.sqrt((view.width * view.height) / Math.max(visible.length, 1));
-    drawnSize = visible.length <= MOST_PICTURES && room >= SMALLEST_PICTURE ? Math.min(72, room) : 0;
+    drawnSize = pictureSide(visible.length);
     if (drawnSize) drawPictures(visible);
     else drawDots(x0, y0, x1, y1);
     const radius = drawnSize ? 0.75 * drawnSize : 8;
