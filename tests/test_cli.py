@@ -139,6 +139,12 @@ class TestCommands:
             (("search", "my run", "a.jpg", "b c.jpg"), "'my run' --query a.jpg 'b c.jpg'"),
             (("search", "my run", "a.jpg", "-k", 3), "'my run' --query a.jpg"),
             (("label", "my run", "few.csv", "--out", "all.csv"), "'my run' --labels few.csv"),
+            (("evaluate", "my run", "knn"), "'my run' --protocol knn"),
+            (("embed", "my run", "x.npz"), "'my run' --out x.npz"),
+            (("export", "my run", "x.pth", "--format", "timm"), "'my run' --out x.pth"),
+            (("cluster", "my run", "12"), "'my run' --clusters 12"),
+            (("duplicates", "my run", "copies.csv"), "'my run' --out copies.csv"),
+            (("explore", "my run", "map.html"), "'my run' --out map.html"),
         ],
     )
     def test_a_name_after_the_run_needs_an_option(self, command, words, fixed):
@@ -147,6 +153,7 @@ class TestCommands:
         said = " ".join(err.split())
         assert f"error: {words[2]!r} follows the run my run: only the run is named" in said
         assert f"write `deepbregman {words[0]} {fixed}`" in said
+        assert f"another option of `deepbregman {words[0]} --help`" in said
 
     def test_recipes_are_listed_and_printed(self, command):
         _, listed, _ = command("recipes")

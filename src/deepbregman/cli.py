@@ -11,8 +11,10 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -35,7 +37,7 @@ from deepbregman import __version__
 
 from .commands.parameters import PYTHON_ONLY
 from .config import Config
-from .errors import Notice, explain_error, mask_secrets, require_known
+from .errors import Notice, UserError, explain_error, mask_secrets, require_known
 from .launching import (
     COMMAND_LINE,
     Process,
@@ -54,6 +56,12 @@ COMMANDS = (
 )
 IN_ONE_PROCESS = ("evaluate", "embed", "search", "cluster", "label", "duplicates", "explore")
 """Commands that use several GPUs from one process."""
+AFTER_RUN = {
+    **{"evaluate": "--protocol", "search": "--query", "label": "--labels"},
+    **{"cluster": "--clusters", "embed": "--out", "export": "--out"},
+    **{"duplicates": "--out", "explore": "--out"},
+}
+"""Commands of one run, each with the option that a word after the run is probably meant for."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -89,6 +97,13 @@ def _run_command(command: str, words: list[str]) -> None:
     """Call the function of a command with its options, then show what it returns."""
     module = importlib.import_module(f"deepbregman.commands.{command}")
     program = f"{PROGRAM} {command}"
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    if command in AFTER_RUN and len(names) > 1:
+        fixed = shlex.join([command, names[0], AFTER_RUN[command], *names[1:]])
+        raise UserError(
+            f"{names[1]!r} follows the run {names[0]}: only the run is named without an option; "
+            f"write `{PROGRAM} {fixed}`, or take another option of `{program} --help`"
+        )
     function: Any = getattr(module, command, None)
     subcommands: dict[str, Callable[..., Any]] = getattr(module, "SUBCOMMANDS", {})
     if function is None:

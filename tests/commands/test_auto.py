@@ -228,10 +228,22 @@ def test_photos_in_the_place_of_a_run_are_not_to_be_removed(command, photos):
     assert "remove" not in err
 
 
-def test_a_recipe_before_a_folder_is_told_where_the_folder_belongs(command, photos):
-    code, _, err = command("pretrain", "best", photos, "--training.epochs", 1)
-    assert code == 2
-    assert f"name images after a recipe with --data: pretrain best --data {photos}" in err
+def test_a_recipe_and_a_folder_are_told_where_the_folder_belongs(command, photos):
+    for names in (("best", photos), (photos, "best")):
+        code, _, err = command("pretrain", *names, "--training.epochs", 1)
+        assert code == 2
+        assert f"{str(names[1])!r} follows {names[0]}" in err
+        assert f"write `deepbregman pretrain best --data {photos}`" in err
+
+
+def test_only_one_folder_of_images_is_taken(command, photos, tmp_path):
+    for second in (("digits2",), ("--data", "digits"), ("--data=digits",)):
+        words = ("--run", tmp_path / "run", *QUICK)
+        code, _, err = command("pretrain", photos, *second, *words)
+        assert code == 2
+        assert "digits" in err
+        assert "put all images into one folder" in err
+        assert not (tmp_path / "run").exists()
 
 
 def test_photos_that_cannot_be_read_are_named_if_there_are_no_others(command, tmp_path):

@@ -208,6 +208,12 @@ def test_they_may_be_given_on_the_command_line_and_in_python(run, tiny_run, caps
     with pytest.raises(SystemExit):
         main([*again, "--data", "digits"])
     assert "--data is given: leave it out" in " ".join(capsys.readouterr().err.split())
+    for words in ([*again, "--run", "other"], ["pretrain", "digits", *again[1:]]):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert caught.value.code == 2
+        stray = "digits" if words[1] == "digits" else "--run"
+        assert f"{stray} is given: leave it out" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(SystemExit):
         main(["pretrain", "--resume", "--data.workers", "1"])
     assert "--resume needs the folder of a run" in capsys.readouterr().err

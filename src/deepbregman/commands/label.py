@@ -22,7 +22,6 @@ from .parameters import (
     Reporter,
     RunFolder,
     check_dataset,
-    check_second_word,
     find_names_in_run,
     find_unknown_names,
     list_images,
@@ -233,7 +232,6 @@ def _write_command(name: str, found: "FirstImages | Labelling", *words: str | Pa
 
 def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
     """Choose the function for a command line: without labels, draw the first images to label."""
-    check_second_word("label", words, "--labels")
     options = {word.partition("=")[0] for word in words}
     program = "deepbregman label"
     of_label = {"--labels", "--by", "--balanced", "-h", "--help"}

@@ -40,17 +40,6 @@ Reporter: TypeAlias = PythonOnly[ReportProgress | None]
 """A function that is told of progress; the command line draws bars."""
 
 
-def check_second_word(command: str, words: list[str], option: str) -> None:
-    """Refuse a second name without an option, and name the option that takes it."""
-    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    if len(names) > 1:
-        fixed = shlex.join([command, names[0], option, *names[1:]])
-        raise UserError(
-            f"{names[1]!r} follows the run {names[0]}: only the run is named without an option; "
-            f"write `deepbregman {fixed}`"
-        )
-
-
 def open_images(
     run: "RunFolder",
     data: str | None,

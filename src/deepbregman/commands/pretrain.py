@@ -32,6 +32,7 @@ from .pretrain_options import (
     find_resumed_run,
     insert_auto,
     list_fields,
+    list_new,
     read_request,
     read_settings,
 )
@@ -263,7 +264,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
         The function, the words that the user has written for it, and the words of its options.
     """
     if any(word.partition("=")[0] == "--resume" for word in words):
-        changes = list_fields(words) or any(w.partition("=")[0] == "--budget" for w in words)
+        changes = list_fields(words) or list_new(words)
         function = _resume_with_fields(words) if changes else resume
         return function, "deepbregman pretrain", words
     words = insert_auto(words)
@@ -275,8 +276,8 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
         )
     if named and len(words) > 1 and not words[1].startswith("-"):
         raise UserError(
-            f"{words[1]!r} follows the recipe {words[0]}: name images after a recipe with --data: "
-            f"pretrain {words[0]} --data {shlex.quote(words[1])}"
+            f"{words[1]!r} follows {words[0]}: after a recipe, images need --data; write "
+            f"`deepbregman pretrain {words[0]} --data {shlex.quote(words[1])}`"
         )
     name = words[0] if named else AUTO
     config = add_tables(load_recipe(name), words[named:])

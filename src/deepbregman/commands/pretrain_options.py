@@ -36,6 +36,12 @@ def list_fields(words: list[str]) -> dict[str, str]:
     return found
 
 
+def list_new(words: list[str]) -> list[str]:
+    """Return what a command line has for a new run only: its first name, --run and --budget."""
+    named = [word for word in words[:1] if not word.startswith("-")]
+    return named + [option for option in ("--run", "--budget") if option in _pair_options(words)]
+
+
 def find_resumed_run(words: list[str]) -> Run:
     """Open the run after --resume; refuse options of fields that must not change."""
     values = _pair_options(words)
@@ -45,9 +51,10 @@ def find_resumed_run(words: list[str]) -> Run:
     changeable = list_changeable(run.config)
     refused = [option for option, field in list_fields(words).items() if field not in changeable]
     auto = run.config if "--budget" in values else None  # only that recipe takes a budget
-    refused += ["--budget"] * (auto is not None)
+    kept = refused + ["--budget"] * (auto is not None)
+    refused += list_new(words)
     if refused:
-        asked = shlex.join(word for field in refused for word in (field, values[field] or "..."))
+        asked = shlex.join(word for field in kept for word in (field, values[field] or "..."))
         raise UserError(
             f"--resume continues a run with the settings that it has, and {refused[0]} is given: "
             "leave it out, or train on from the weights of the run, with new heads, a new schedule "
@@ -110,8 +117,21 @@ def insert_auto(words: list[str]) -> list[str]:
     if words[0] in DATASETS:
         _tell_of_folder(words[0], "dataset")
     if words[0] in DATASETS or path.is_dir() or stored:
+        _refuse_second_name(words)
         return [AUTO, "--data", *words]
     raise _refuse_first_word(words[0])
+
+
+def _refuse_second_name(words: list[str]) -> None:
+    """Refuse a recipe, or other images, after a first word that names the images."""
+    values = _pair_options(words)
+    after = [word for word in words[1:2] if not word.startswith("-")]
+    after += [values[option] for option in ("--data", "--data.source") if option in values]
+    if after:
+        fix = "a run takes images from one place; put all images into one folder"
+        if words[1] in recipes():
+            fix = f"write `deepbregman pretrain {words[1]} --data {shlex.quote(words[0])}`"
+        raise UserError(f"{after[0]!r} follows {words[0]}, which names the images: {fix}")
 
 
 def _tell_of_folder(name: str, kind: str) -> None:

@@ -1,8 +1,8 @@
 """deepbregman search: the images most like a query."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -18,7 +18,6 @@ from .parameters import (
     PythonOnly,
     Reporter,
     RunFolder,
-    check_second_word,
     find_unknown_names,
     list_images,
     open_images,
@@ -117,12 +116,6 @@ def search(
     if out is not None:
         write_sheet(Path(out), answers)
     return SearchResult(answers, out)
-
-
-def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
-    """Choose the function for a command line, after a check of its names."""
-    check_second_word("search", words, "--query")
-    return search, "deepbregman search", words
 
 
 def show(result: "SearchResult", console: Console) -> None:
