@@ -194,6 +194,16 @@ def test_the_cifar_table_is_the_committed_record(page, study):
         assert f"{found['mean']:+.2f} [{low:+.2f}, {high:+.2f}]" in text
 
 
+def test_the_table_of_published_settings_is_the_committed_record():
+    file = ROOT / "results/studies/published-settings/results.json"
+    arms = {arm["name"]: arm["metrics"] for arm in json.loads(file.read_text())["arms"]}
+    page = (ROOT / "docs/methods.md").read_text()
+    for name in ("NNCLR", "SimSiam", "SwAV"):
+        found = arms[f"{name.lower()}-like"]
+        knn, linear = (found[key]["mean"] for key in (METRICS[2], METRICS[0]))
+        assert re.search(rf"\| {name} \| {knn:.2f} \| [\d.| ]+ \| {linear:.2f} \|\n", page)
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
 def test_the_table_of_the_teacher_is_the_committed_record(page):
     folder = ROOT / "results/studies/comparison-teacher"

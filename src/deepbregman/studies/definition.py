@@ -268,7 +268,11 @@ class Study:
             series = ALONE if self.with_divergence else _name_plain_series(config)
             series = OURS if config.divergence.is_on else series
             arms.append(Arm(name, changes, name.removesuffix(PLUS_DIVERGENCE), series))
-        return dataclasses.replace(self, arms=tuple(arms), recipes=names, reference=reference)
+        compares_divergence = len({config.divergence.is_on for config in configs.values()}) == 2
+        title = self.title if compares_divergence else "Which recipe is better?"
+        return dataclasses.replace(
+            self, title=title, arms=tuple(arms), recipes=names, reference=reference
+        )
 
     def with_rate_factors(self, factors: Sequence[Any]) -> "Study":
         """Add multiples of each recipe's learning rate."""
