@@ -196,7 +196,7 @@ def test_the_cifar_table_is_the_committed_record(page, study):
 
 def test_the_table_of_published_settings_is_the_committed_record():
     file = ROOT / "results/studies/published-settings/results.json"
-    arms = {arm["name"]: arm["metrics"] for arm in json.loads(file.read_text())["arms"]}
+    arms = {each["arm"]: each["metrics"] for each in json.loads(file.read_text())["arms"]}
     page = (ROOT / "docs/methods.md").read_text()
     for name in ("NNCLR", "SimSiam", "SwAV"):
         found = arms[f"{name.lower()}-like"]
