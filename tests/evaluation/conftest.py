@@ -24,6 +24,16 @@ def few(labelled, few_digits) -> LabelledFeatures:
     return replace(labelled, source=open_labelled(labelled.config, few_digits))
 
 
+def with_gaps(labelled: LabelledFeatures) -> LabelledFeatures:
+    """The same images, of classes that are numbered 1, 3, 5, ..."""
+    source = labelled.source
+    train, test = (
+        replace(part, labels=2 * part.known_labels + 1)
+        for part in (source.train, source.known_test)
+    )
+    return replace(labelled, source=replace(source, train=train, test=test, classes=None))
+
+
 @pytest.fixture(autouse=True)
 def strong_penalties(monkeypatch) -> None:
     """Let the protocols try strong penalties only: fits with weak ones take most of the time."""

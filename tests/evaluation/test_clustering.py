@@ -9,12 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
-from sklearn.metrics import adjusted_rand_score
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from torch import Tensor
 
+from deepbregman.commands.evaluate import evaluate
 from deepbregman.evaluation import clustering
 from deepbregman.evaluation.clustering import bregman_clusters, euclidean_clusters, purity
+from deepbregman.evaluation.features import Features
 from deepbregman.method.bregman import learned_divergence
+
+from .conftest import with_gaps
 
 seeds = st.integers(0, 2**31 - 1)
 smoothings = st.sampled_from([0.0, 0.1, 1.0])
@@ -206,3 +210,65 @@ def test_purity_equals_a_loop(pairs):
         right += members.most_common(1)[0][1]
     labels, clusters = torch.tensor([b for _, b in pairs]), torch.tensor([a for a, _ in pairs])
     assert purity(labels, clusters) == pytest.approx(right / len(pairs))
+
+
+def test_the_protocol_groups_test_images_into_as_many_as_there_are_classes(short_run, few):
+    """k-means of directions by scikit-learn; numbers of classes may have gaps."""
+    source = with_gaps(few).source
+    rows = evaluate(short_run, protocols=["cluster"], source=source, seed=3, seeds=2)
+    found = {(row["variant"], row["metric"]): row["values"] for row in rows}
+    truth, features = few.test.labels, few.test.features
+
+    def directions(part: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(part.double(), dim=1)
+
+    def group(points: Tensor, seed: int) -> Tensor:
+        fit = KMeans(10, n_init=clustering.RESTARTS, random_state=seed).fit(points.numpy())
+        return torch.from_numpy(fit.labels_)
+
+    smoothing = few.config.divergence.smoothing
+    for number, seed in enumerate((3, 4)):
+        groups = {
+            "k-means, cosine features": group(directions(features.representation), seed),
+            "k-means, cosine embeddings": group(directions(features.embedding), seed),
+            "Bregman, learned divergence": bregman_clusters(
+                features.scores, 10, smoothing, seed
+            ).assignment,
+        }
+        for name, clusters in groups.items():
+            expected = {
+                "NMI": normalized_mutual_info_score(truth, clusters),
+                "ARI": adjusted_rand_score(truth, clusters),
+                "purity": purity(truth, clusters),
+            }
+            for metric, value in expected.items():
+                values = found[f"{name}, test split", metric]
+                assert values[number] == pytest.approx(100 * value, abs=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.5])
+def test_the_most_typical_image_is_nearest_to_the_mean(smoothing):
+    """``D(image || mean)``, in which the image is the first argument, or one minus the cosine."""
+    members, scores, h = torch.tensor([7, 2, 5, 0, 9]), points(1, 10, 4), points(2, 10, 3)
+    features = Features(h, scores)
+    mean = scores[members].mean(dim=0)
+    middle = (h[members] / h[members].norm(dim=1, keepdim=True)).mean(dim=0)
+    far = {"divergence": {}, "features": {}}
+    for place in members.tolist():
+        p, shares = scores[place], (mean / (smoothing or 1.0)).softmax(dim=0)
+        logs = (p / (smoothing or 1.0)).log_softmax(dim=0)
+        smooth = smoothing * float((shares * (shares.log() - logs)).sum())
+        hard = float(p.max() - p[mean.argmax()])
+        far["divergence"][place] = smooth if smoothing else hard
+        far["features"][place] = 1.0 - float(torch.cosine_similarity(h[place], middle, dim=0))
+    for method, distances in far.items():
+        order, values = clustering.rank_members(method, features, members, smoothing)
+        assert values.tolist() == pytest.approx(sorted(distances.values()), abs=1e-12)
+        along = [distances[place] for place in order.tolist()]
+        assert along == pytest.approx(values.tolist(), abs=1e-12)
+
+
+def test_clusters_are_numbered_by_their_size():
+    assignment = torch.tensor([2, 0, 3, 3, 0, 3, 3])  # cluster 1 is empty
+    numbers = clustering.number_by_size(assignment, 4)
+    assert numbers.tolist() == [2, 1, 0, 0, 1, 0, 0]

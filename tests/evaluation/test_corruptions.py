@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from deepbregman.commands.evaluate import evaluate
@@ -17,7 +18,8 @@ from deepbregman.evaluation.corruptions import (
 )
 from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.frozen import SharedBatches
-from deepbregman.evaluation.knn import cosine_neighbours, vote
+from deepbregman.evaluation.knn import cosine_neighbours, find_neighbours, vote
+from deepbregman.evaluation.linear import fit_best
 
 
 def draw(*shape: int) -> Tensor:
@@ -51,6 +53,22 @@ def test_blur_is_a_gaussian_over_pixels_of_32():
         ratio = found[side // 2, side // 2 + 1] / found[side // 2, side // 2]
         assert float(ratio) == pytest.approx(math.exp(-1 / (2 * sigma**2)), rel=1e-4)
         assert float(found.sum()) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("sigma", STRENGTHS["blur"])
+def test_blur_is_cut_off_at_four_sigma_as_scipy_does(sigma):
+    images = draw(2, 3, 32, 32)
+    expected = gaussian_filter(images.numpy(), (0, 0, sigma, sigma), mode="mirror", truncate=4.0)
+    torch.testing.assert_close(blur(images, sigma), torch.from_numpy(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", STRENGTHS)
+def test_a_greater_strength_changes_more_within_the_range_of_pixels(name):
+    images = torch.nn.functional.interpolate(draw(3, 3, 9, 9), size=32, mode="bilinear")
+    changed = [corrupt(name, strength, 0, 3, 32)(images, 0) for strength in STRENGTHS[name]]
+    errors = [float((each - images).square().mean()) for each in changed]
+    assert 0 < errors[0] < errors[1] < errors[2]
+    assert all(each.min() >= 0.0 and each.max() <= 1.0 for each in changed)
 
 
 def test_contrast_keeps_the_mean_and_shrinks_the_rest():
@@ -103,7 +121,17 @@ def test_the_protocol_measures_what_it_says(few, short_run, few_digits):
     features = compute_features(
         few.model, few.test.batches, 8, change=lambda images, _: lower_contrast(images, 0.15)
     )
-    found = cosine_neighbours(features.representation, few.train.features.representation, 20)
-    right = vote(found, few.train.labels, 10) == few.test.labels
-    expected = 100 * right.double().mean().item()
-    assert values["kNN by cosine, k=20, contrast 3"] == pytest.approx(expected)
+    train = few.train.features.representation
+    fit, _ = fit_best(train, few.train.labels, 10, seed=0)
+    by_d = find_neighbours(few, features, "divergence", 20)
+    predicted = {
+        "linear": fit.predict(features.representation).argmax(1),
+        "kNN by cosine, k=20": vote(
+            cosine_neighbours(features.representation, train, 20), few.train.labels, 10
+        ),
+        "kNN by divergence, k=20": vote(by_d, few.train.labels, 10),
+    }
+    for name, classes in predicted.items():
+        expected = 100 * (classes == few.test.labels).double().mean().item()
+        assert values[f"{name}, contrast 3"] == pytest.approx(expected)
+    assert len({tuple(classes.tolist()) for classes in predicted.values()}) == 3

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from deepbregman.config import load_recipe, override
 from deepbregman.data import ArrayImages, Batch, ResidentBatches, StreamingBatches
 from deepbregman.evaluation import features
-from deepbregman.evaluation.features import compute_features
+from deepbregman.evaluation.features import build_crop_and_flip, compute_features
 from deepbregman.evaluation.frozen import keep_frozen
 from deepbregman.method.networks import Model
 from deepbregman.method.views import centre_view
@@ -230,3 +230,29 @@ def test_features_of_a_model_that_trains_meanwhile_are_refused():
     model = build()
     with pytest.raises(RuntimeError, match="frozen network was touched"):
         compute_features(model, Meddling(model), SIZE)
+
+
+# What classifiers are trained on
+
+
+@pytest.mark.parametrize("flip", [0.0, 0.5])
+def test_views_of_a_classifier_are_crops_and_flips_only(flip):
+    """Red rises with x and green with y, so that slopes tell the crop; blue is the same all over.
+
+    As large as the images, though views of pretraining are smaller, and in other colours.
+    """
+    changes = {"data.image_size": 32, "views.crop_area": (0.4, 0.6), "views.flip": flip}
+    config = override(load_recipe("simclr"), {**changes, "views.relative_size": 0.75})
+    pixels = torch.full((400, 3, 32, 32), 200, dtype=torch.uint8)
+    pixels[:, 0], pixels[:, 1] = 8 * torch.arange(32), 8 * torch.arange(32)[:, None]
+    views = build_crop_and_flip(config)
+    uniforms = views.draw(400, device=CPU, generator=torch.Generator().manual_seed(0))
+    (view,) = views(pixels, None, uniforms)
+    assert view.shape == (400, 3, 32, 32)
+    torch.testing.assert_close(view[:, 2], torch.full_like(view[:, 2], 200 / 255))
+    width = 32 * (view[:, 0, 16, 20] - view[:, 0, 16, 11]) * 255 / 8 / 9
+    height = 32 * (view[:, 1, 20, 16] - view[:, 1, 11, 16]) * 255 / 8 / 9
+    area = (width * height).abs() / 32**2
+    assert 0.35 < area.min() < 0.45 < 0.55 < area.max() < 0.65  # sides are whole pixels
+    assert height.min() > 0
+    assert (width < 0).float().mean() == pytest.approx(flip, abs=0.1)

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from deepbregman.commands.evaluate import evaluate
@@ -15,6 +17,8 @@ from deepbregman.evaluation.features import Features
 from deepbregman.evaluation.few import RULES, Task, draw_labels, measure_draw
 from deepbregman.evaluation.options import Few
 from deepbregman.method.bregman import bregman, squared_euclidean
+
+from .conftest import with_gaps
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2])
 
@@ -80,11 +84,40 @@ def test_the_nearest_mean_equals_a_loop(name, part):
         assert predicted == likeness.index(max(likeness))
 
 
-def test_the_nearest_image_equals_a_loop():
-    found = ask("nearest image, divergence", 0.5)
-    for query, predicted in zip(QUERIES.scores.tolist(), found.tolist(), strict=True):
-        nearest = [min(soft(query, row) for row in rows) for rows in classes(KNOWN.scores)]
+@pytest.mark.parametrize(
+    ("name", "part", "distance"),
+    [
+        ("divergence", "scores", soft),
+        ("cosine", "representation", lambda p, q: -cosine(p, q)),
+    ],
+)
+def test_the_nearest_image_equals_a_loop(name, part, distance):
+    found = ask(f"nearest image, {name}", 0.5)
+    for query, predicted in zip(getattr(QUERIES, part).tolist(), found.tolist(), strict=True):
+        nearest = [
+            min(distance(query, row) for row in rows) for rows in classes(getattr(KNOWN, part))
+        ]
         assert predicted == nearest.index(min(nearest))
+
+
+def test_the_linear_rule_is_scikit_learns():
+    """Features are centred and divided by one number; one of them, nearly constant, stays so."""
+    shrink = torch.tensor([1.0, 1.0, 1e-3, 1.0, 1.0])
+    known, asked = (part.representation.double() * shrink for part in (KNOWN, QUERIES))
+    task = Task(
+        KNOWN._replace(representation=known),
+        LABELS,
+        QUERIES._replace(representation=asked),
+        3,
+        0.0,
+        FeatureBank.gather(known),
+    )
+    middle = known.mean(dim=0)
+    scale = (known - middle).square().mean().sqrt()
+    fit = LogisticRegression(C=1 / (1e-2 * 6), tol=1e-8)
+    fit.fit(((known - middle) / scale).numpy(), LABELS.numpy())
+    expected = fit.predict(((asked - middle) / scale).numpy())
+    assert RULES["linear"](task).tolist() == expected.tolist()
 
 
 def centre(rows: list[list[float]]) -> Callable[[list[float]], list[float]]:
@@ -193,10 +226,38 @@ def test_all_rules_measure_the_same_draw(few):
     assert found["nearest mean, cosine"]["top1"] == pytest.approx(100 * right)
 
 
-def test_the_protocol_averages_draws_and_refuses_too_many_labels(short_run, few_digits):
+def test_numbers_of_classes_may_have_gaps(few):
+    """As where a class has no image at all."""
+    expected = measure_draw(few, 5, seed=3)
+    assert measure_draw(with_gaps(few), 5, seed=3) == expected
+
+
+def test_the_protocol_averages_draws(short_run, few_digits, monkeypatch):
     settings = Few(labels_per_class=(1, 3), draws=2)
     rows = evaluate(short_run, protocols=["few"], data=few_digits, few=settings)
     assert [row["num_train"] for row in rows] == [10] * len(RULES) + [30] * len(RULES)
     assert rows[0]["details"] == {"draws": 2}
+    drawn: list[tuple[int, int]] = []
+
+    def count(_labelled: object, count: int, seed: int) -> dict[str, dict[str, float]]:
+        drawn.append((count, seed))
+        return {"linear": {"top1": float(len(drawn))}}
+
+    monkeypatch.setattr("deepbregman.evaluation.few.measure_draw", count)
+    rows = evaluate(short_run, protocols=["few"], data=few_digits, seeds=2, few=settings)
+    assert [count for count, _ in drawn] == [1, 1, 3, 3, 1, 1, 3, 3]
+    assert len({seed for _, seed in drawn}) == 8  # no draw is another one again
+    assert {row["variant"]: row["values"] for row in rows} == {
+        "1 label per class, linear": [1.5, 5.5],
+        "3 labels per class, linear": [3.5, 7.5],
+    }
+
+
+def test_more_labels_than_the_smallest_class_has_are_refused(short_run, few_digits, few):
     with pytest.raises(UserError, match="labels_per_class has 21, and class '0' has 20"):
         evaluate(short_run, protocols=["few"], data=few_digits, few=Few((21,)))
+    train = few.source.train
+    left = torch.cat([(train.labels != 7).nonzero()[:, 0], (train.labels == 7).nonzero()[:3, 0]])
+    source = replace(few.source, train=train.select(left))
+    with pytest.raises(UserError, match="labels_per_class has 5, and class '7' has 3"):
+        evaluate(short_run, protocols=["few"], source=source, few=Few((1, 5)))

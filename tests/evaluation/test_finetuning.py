@@ -1,6 +1,7 @@
 """Training all weights: what an arm starts from, that it learns, repeats, and says what fails."""
 
 import copy
+import itertools
 import json
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from deepbregman.evaluation.protocols import PROTOCOLS
 from deepbregman.evaluation.retraining import (
     Budget,
     Classifier,
+    draw_labelled,
     finetune,
     from_encoder,
     from_projection,
@@ -98,6 +100,24 @@ class TestEngine:
         for name, value in expected.state_dict().items():
             torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
+    def test_images_come_in_another_order_and_other_crops_each_time(self):
+        """Of 60 images two batches of 25 are seen in an epoch; other ten are left out each time."""
+        (whole,) = coloured().iterate(torch.arange(60), 60)
+        seen, draws = [], []
+
+        class Watched(Views):
+            def forward(self, images: Tensor, sizes: Any = None, uniforms: Any = None) -> Any:
+                seen.append((images[:, None] == whole.images).flatten(2).all(dim=2).int().argmax(1))
+                draws.append(uniforms)
+                return super().forward(images, sizes, uniforms)
+
+        budget = replace(BUDGET, epochs=2, batch_size=25)
+        finetune(classifier(), coloured(), LABELS, Watched(8, num_views=1), budget, seed=0)
+        epochs = [torch.cat(seen[:2]).tolist(), torch.cat(seen[2:]).tolist()]
+        assert [len(set(epoch)) for epoch in epochs] == [50, 50]
+        assert set(epochs[0]) != set(epochs[1])
+        assert not any(torch.equal(a, b) for a, b in itertools.combinations(draws, 2))
+
     @pytest.mark.usefixtures("true_encoder")
     def test_only_the_given_images_are_trained_on(self):
         """Wrong labels elsewhere do no harm, nor does a batch larger than what is left."""
@@ -149,6 +169,7 @@ class TestEngine:
         finetune(network, batches, labels, VIEWS, BUDGET, seed=0, mixed=True)  # warm up
         assert (predict(network, batches, 8).argmax(1) == labels).float().mean() > 0.95
         guards: list[AbstractContextManager[None]] = []
+        left: list[AbstractContextManager[None]] = []
         chain = batches.chain
 
         def guarded(orders: Any, size: int) -> Any:
@@ -158,13 +179,15 @@ class TestEngine:
                     guards[0].__enter__()
                 yield batch
 
-        def leave(*_: object) -> None:
-            guards.pop().__exit__(None, None, None)
+        def leave(_title: str, done: int, _steps: int) -> None:
+            if done % 3 == 0:  # the last step of an epoch
+                left.append(guards.pop())
+                left[-1].__exit__(None, None, None)
 
         monkeypatch.setattr(batches, "chain", guarded)
-        monkeypatch.setattr("deepbregman.evaluation.retraining._require_finite", leave)
-        finetune(network, batches, labels, VIEWS, BUDGET, seed=0, mixed=True)
+        finetune(network, batches, labels, VIEWS, BUDGET, seed=0, mixed=True, progress=leave)
         assert not guards
+        assert len(left) == BUDGET.epochs
 
 
 @pytest.fixture
@@ -200,6 +223,14 @@ class TestStarts:
         weights, trained = first.state_dict(), few.model.encoder.state_dict()
         same = [name for name in weights if torch.equal(weights[name], trained[name])]
         assert not any(name.endswith("conv.weight") or name == "trunk.0.weight" for name in same)
+
+    def test_from_scratch_pixels_are_normalised_by_the_images_to_train_on(self, few):
+        """Not by those of pretraining, which such a network has never seen."""
+        pixels = few.source.train.images.pixels.double() / 255
+        dark = replace(few.source.train, images=ArrayImages((255 * pixels / 3).round().byte()))
+        module, _ = from_scratch(replace(few, source=replace(few.source, train=dark)), 0)
+        for found, whole in ((module.mean, pixels.mean()), (module.deviation, pixels.std())):
+            assert found.flatten().tolist() == pytest.approx([float(whole) / 3] * 3, rel=0.01)
 
     def test_training_an_arm_leaves_the_run_alone(self, few):
         before = copy.deepcopy(few.model.state_dict())
@@ -265,6 +296,30 @@ class TestProtocols:
         monkeypatch.setattr(retraining, "finetune", noted)
         evaluate(short_run, protocols=["semi"])
         assert budgets == [(13, 60)] * 3 + [(130, 30)] * 3
+
+    def test_each_seed_draws_its_own_labels_for_all_starts(
+        self, short_run, few_digits, few, monkeypatch
+    ):
+        drawn, starts = [], []
+        trained = next(few.model.encoder.parameters())
+
+        def noted(network: Classifier, batches: Any, labels: Tensor, *_: Any, **__: Any) -> None:
+            (batch,) = batches.iterate(torch.arange(20), 20)
+            drawn.append(batch.images)
+            assert labels.tolist() == [label for label in range(10) for _ in range(2)]
+            is_deeper = isinstance(network.extractor, nn.Sequential)
+            starts.append((torch.equal(next(network.parameters()), trained), is_deeper))
+            network.eval()
+
+        monkeypatch.setattr(retraining, "finetune", noted)
+        semi = Semi(labels=(0.1,))
+        evaluate(short_run, protocols=["semi"], data=few_digits, semi=semi, seed=4, seeds=2)
+        assert starts == 2 * [(True, False), (True, True), (False, False)]
+        for seed, found in ((4, drawn[:3]), (5, drawn[3:])):
+            rows = draw_labelled(few.source, 0.1, seed)
+            (batch,) = few.train.batches.iterate(rows, 20)
+            assert all(torch.equal(images, batch.images) for images in found)
+        assert not torch.equal(drawn[0], drawn[3])
 
     def test_a_method_without_our_projection_starts_from_the_others(
         self, short_run, few_digits, monkeypatch

@@ -29,6 +29,19 @@ def test_it_queries_what_was_held_out_in_a_bank_of_the_rest(short_config):
     assert monitor(model)["knn"] == pytest.approx(expected, abs=1.6)  # two queries of 130
 
 
+def test_without_a_held_out_part_a_tenth_is_asked_about(short_config, monkeypatch):
+    sizes = []
+
+    def note(images: Images, *rest: Any, **options: Any) -> Batches:
+        sizes.append(len(images))
+        return batch_images(images, *rest, **options)
+
+    monkeypatch.setattr(knn, "batch_images", note)
+    whole = override(short_config, {"data.holdout": 0.0})
+    build_knn_monitor(open_source("digits", image_size=8).train, whole, CPU)
+    assert sizes == [1167, 130]  # of 1297
+
+
 def test_diverged_networks_are_named(short_config):
     model = build_step(short_config).model
     with torch.no_grad():

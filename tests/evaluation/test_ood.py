@@ -15,6 +15,8 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.ood import auroc, draw_noise, list_distances, mahalanobis_to
 from deepbregman.evaluation.options import Ood
 
+from .conftest import with_gaps
+
 
 def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
@@ -53,13 +55,17 @@ def test_without_any_variance_the_distance_is_euclidean():
     assert found.tolist() == pytest.approx(nearest.tolist(), rel=1e-5)
 
 
-def test_distances_by_divergence_equal_a_loop(few):
-    """The hard form: the gap that the winner of a distribution leaves in an image's scores."""
-    few = replace(few, config=override(few.config, {"divergence.smoothing": 0.0}))
+@pytest.mark.parametrize("smoothing", [0.0, 0.5])
+def test_distances_equal_a_loop(few, smoothing):
+    """In the hard form, the gap that the winner of a distribution leaves in an image's scores."""
+    few = replace(few, config=override(few.config, {"divergence.smoothing": smoothing}))
     distances = list_distances(few, neighbours=3)
-    train, test = few.train.features.scores, few.test.features.scores
+    train, test = few.train.features.scores.double(), few.test.features.scores.double()
 
     def gaps(rows: Tensor) -> Tensor:
+        if smoothing:
+            shares, logs = (rows / smoothing).softmax(dim=1), (test / smoothing).log_softmax(dim=1)
+            return smoothing * ((shares * shares.log()).sum(dim=1) - logs @ shares.T)
         return torch.stack([test.amax(dim=1) - test[:, row.argmax()] for row in rows], dim=1)
 
     means = torch.stack([train[few.train.labels == label].mean(dim=0) for label in range(10)])
@@ -71,12 +77,23 @@ def test_distances_by_divergence_equal_a_loop(few):
     for name, expected in known.items():
         found = distances[name](few.test.features)
         assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-    cosine = torch.nn.functional.cosine_similarity(
-        few.test.features.representation[:, None], few.train.features.representation[None], dim=2
-    )
-    nearest = -cosine.sort(dim=1, descending=True).values[:, 2]
-    found = distances["cosine, neighbour 3"](few.test.features)
-    assert found.tolist() == pytest.approx(nearest.tolist(), abs=1e-5)
+    for name, part in (("cosine", "representation"), ("cosine of embeddings", "embedding")):
+        asked, bank = (getattr(each.features, part) for each in (few.test, few.train))
+        cosine = torch.nn.functional.cosine_similarity(asked[:, None], bank[None], dim=2)
+        nearest = -cosine.sort(dim=1, descending=True).values[:, 2]
+        found = distances[f"{name}, neighbour 3"](few.test.features)
+        assert found.tolist() == pytest.approx(nearest.tolist(), abs=1e-5)
+    h, labels = few.train.features.representation, few.train.labels
+    for name, groups, count in (("one Gaussian", 0 * labels, 1), ("nearest class", labels, 10)):
+        expected = mahalanobis_to(h, groups, count)(few.test.features.representation)
+        assert torch.equal(distances[f"Mahalanobis, {name}"](few.test.features), expected)
+
+
+def test_numbers_of_classes_may_have_gaps(few):
+    """As where a class has no image at all."""
+    expected, found = (list_distances(each, neighbours=3) for each in (few, with_gaps(few)))
+    for name in ("Mahalanobis, nearest class", "divergence, nearest class"):
+        assert torch.equal(found[name](few.test.features), expected[name](few.test.features))
 
 
 def test_noise_is_seeded_and_uniform():
@@ -92,8 +109,12 @@ def test_digits_are_told_from_noise_and_not_from_themselves(short_run, few_digit
         protocols=["ood"],
         data=few_digits,
         ood=Ood(against=("noise", few_digits), neighbours=5),
+        seeds=2,
     )
     values = {row["variant"]: row["value"] for row in rows}
+    for row in rows:  # only noise is drawn
+        assert row["n"] == (2 if row["variant"].startswith("noise: ") else 1)
+    assert any(len(set(row["values"])) == 2 for row in rows)
     assert len(values) == 14
     assert values["noise: cosine, neighbour 5"] > 90.0
     assert all(value == 50.0 for name, value in values.items() if name.startswith("few: "))

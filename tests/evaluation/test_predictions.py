@@ -6,7 +6,14 @@ import torch
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
-from deepbregman.evaluation.results import PREDICTIONS, KeptPredictions, pack, unpack
+from deepbregman.evaluation.results import (
+    PREDICTIONS,
+    KeptPredictions,
+    pack,
+    record_predictions,
+    unpack,
+)
+from deepbregman.runs import Run
 
 
 def test_packing_keeps_every_number():
@@ -26,6 +33,29 @@ def test_predictions_give_the_accuracy_of_the_row(short_run, few_digits):
         assert kept.classes == tuple(map(str, range(10)))
     assert predictions.find(few_digits, "linear, elsewhere") is None
     assert predictions.find("elsewhere", "linear, cached features") is None
+
+
+@pytest.mark.parametrize(("labels", "epoch"), [([0, 1, 0], 2.0), ([0, 1, 1], 3.0)])
+def test_predictions_for_other_labels_or_of_another_epoch_leave(
+    short_config, tmp_path, labels, epoch
+):
+    """Else two variants of one file would be compared image by image, though of other images."""
+    run = Run.create(tmp_path / "run", short_config, {})
+    texts = [pack(torch.tensor([1, 1, 1]))]
+    for variant, truth, when in (("knn, a", [0, 1, 1], 2.0), ("knn, b", labels, epoch)):
+        known = pack(torch.tensor(truth))
+        record_predictions(run, {("digits", variant): texts}, known, None, when)
+    kept = KeptPredictions(run)
+    assert kept.find("digits", "knn, a") is None
+    assert kept.find("digits", "knn, b").labels.tolist() == labels
+
+
+def test_as_many_predictions_as_labels(short_config, tmp_path):
+    run = Run.create(tmp_path / "run", short_config, {})
+    labels, texts = pack(torch.tensor([0, 1, 1])), [pack(torch.tensor([0, 1]))]
+    record_predictions(run, {("digits", "knn, a"): texts}, labels, None, 1.0)
+    with pytest.raises(UserError, match="not as many predictions as labels"):
+        KeptPredictions(run).find("digits", "knn, a")
 
 
 def test_damage_is_named(short_run):

@@ -5,6 +5,7 @@ import itertools
 import math
 import shutil
 import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,13 +26,24 @@ from deepbregman.errors import Diverged, Notice, UserError
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.inputs import Evaluation, load_run, open_labelled
 from deepbregman.evaluation.knn import classify_by, classify_by_cosine, knn
-from deepbregman.evaluation.linear import fit_linear, measure_on_cached, measure_on_crops
+from deepbregman.evaluation.linear import (
+    LinearClassifier,
+    SgdRows,
+    SgdSetting,
+    fit_linear,
+    hold_out,
+    measure_on_cached,
+    measure_on_crops,
+)
 from deepbregman.evaluation.options import Options
 from deepbregman.method.bregman import divergence, soft_divergence
+from deepbregman.method.views import Views
 from deepbregman.objectives import build_step
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.randomness import epoch_order
+
+from .conftest import with_gaps
 
 
 def of(
@@ -95,19 +107,56 @@ def test_linear_is_above_chance_and_reports_what_it_chose(few):
 
 
 def test_crops_choose_by_what_was_held_out_and_test_what_saw_all(few, monkeypatch):
-    """Of 12 settings trained without the held-out part the sixth is good; of 12 with it also."""
+    """Of 12 settings trained without the held-out part the sixth is good; 12 more see all."""
     features, labels = few.train.features.representation, few.train.labels
     good = fit_linear(features, labels, num_classes=10)
     bad = good._replace(weight=torch.zeros_like(good.weight))
     diverged = good._replace(weight=torch.full_like(good.weight, float("nan")))
-    fits = [bad] * 24
-    fits[5] = fits[12 + 5] = good
-    fits[7] = diverged
-    monkeypatch.setattr("deepbregman.evaluation.linear.fit_linear_sgd", lambda *_, **__: fits)
+    always_three = bad._replace(bias=torch.eye(10, dtype=torch.float64)[3])
+    fits = [bad] * 12 + [good] * 12
+    fits[5], fits[7], fits[12 + 5] = good, diverged, always_three
+
+    def fit(_: object, settings: Sequence[SgdSetting], **__: object) -> list[LinearClassifier]:
+        assert [setting.kept_only for setting in settings] == [True] * 12 + [False] * 12
+        return fits
+
+    monkeypatch.setattr("deepbregman.evaluation.linear.fit_linear_sgd", fit)
     found = measure_on_crops(few, seed=0, epochs=1)
     assert (found.chosen["weight_decay"], found.chosen["learning_rate"]) == (1e-4, 0.03)
     assert found.chosen["held_out"] > 90.0
-    assert found.values["top1"] > 80.0
+    assert found.values["top1"] == 10.0  # a tenth of the test images are threes
+
+
+def test_crops_hold_out_a_tenth_of_each_class(few, monkeypatch):
+    """Rows of whole images are known by their features, whatever their order."""
+    name = "deepbregman.evaluation.linear"
+    whole = Views(8, num_views=1, without=("crop", "flip", "jitter", "greyscale"))
+    monkeypatch.setattr(f"{name}.build_crop_and_flip", lambda _: whole)
+    features, labels = few.train.features.representation, few.train.labels
+    fits = [fit_linear(features, labels, num_classes=10)] * 24
+    seen: list[SgdRows] = []
+
+    def fit(batches: Callable[[int], Iterable[SgdRows]], *_: object, **__: object) -> object:
+        seen.extend(batches(2))
+        return fits
+
+    monkeypatch.setattr(f"{name}.fit_linear_sgd", fit)
+    measure_on_crops(few, seed=4, epochs=1)
+    rows, targets, kept = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    places = torch.cdist(rows.double(), features.double()).argmin(dim=1)
+    assert sorted(places.tolist()) == list(range(200)) != places.tolist()
+    assert torch.equal(targets, labels[places])
+    held_out = places[~kept].sort().values
+    assert torch.equal(held_out, hold_out(labels, 4).sort().values)
+    assert torch.bincount(labels[held_out]).tolist() == [2] * 10
+    assert not torch.equal(held_out, hold_out(labels, 5).sort().values)
+
+
+def test_numbers_of_classes_may_have_gaps(few):
+    """As where a class has no image at all: the last number counts, not how many there are."""
+    for judge in (classify_by_cosine, lambda each: [measure_on_cached(each, seed=0)]):
+        expected, found = judge(few), judge(with_gaps(few))
+        assert [one.values for one in found] == [one.values for one in expected]
 
 
 def test_evaluation_leaves_the_networks_alone(few):
@@ -224,7 +273,9 @@ class TestSeeds:
             config = override(labelled.config, {"divergence.smoothing": smoothing})
             evaluation = Evaluation(short_run, Options(seeds=2), "cpu")
             evaluation.__dict__["labelled"] = replace(labelled, config=config)
-            assert [row["n"] for row in knn(evaluation)] == [1, 1, 1, 1, n, n]
+            rows = knn(evaluation)
+            assert [row["n"] for row in rows] == [1, 1, 1, 1, n, n]
+            assert len(set(rows[-2]["predicted"])) == n  # of 20 neighbours
 
     @pytest.mark.parametrize(
         ("options", "words"),

@@ -1,6 +1,7 @@
 """Rankings against a loop in float64, and their quality against scikit-learn and by hand."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise, permutations
 
 import numpy as np
@@ -9,11 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
+from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
+from deepbregman.commands.evaluate import evaluate
+from deepbregman.config import override
 from deepbregman.evaluation import retrieval
+from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.knn import rank_bank
+from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.retrieval import measure_retrieval, ranking_quality
+from deepbregman.method.bregman import soft_divergence
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -160,3 +167,33 @@ def test_a_search_over_a_bank_equals_one_of_explicit_scores(few):
     (found,) = measure_retrieval(few.train, few.test, ("bank",), 5, smoothing=0.0, seed=0)
     assert found.variant == "divergence over a bank"
     assert found.values["mAP"] == pytest.approx(100 * np.mean(expected), abs=0.05)
+
+
+def test_the_protocol_searches_the_training_images_for_each_test_image(short_run, few_digits, few):
+    rows = evaluate(short_run, protocols=["retrieval"], data=few_digits, seeds=2)
+    assert {(row["num_train"], row["num_test"], row["n"]) for row in rows} == {(200, 100, 1)}
+    found = {(row["variant"], row["metric"]): row["value"] for row in rows}
+    asked, known = few.test.features, few.train.features
+    smoothing = few.config.divergence.smoothing
+    likenesses = {
+        "cosine": cosine_similarity(asked.representation, known.representation),
+        "cosine of embeddings": cosine_similarity(asked.embedding, known.embedding),
+        "divergence": -soft_divergence(asked.scores.double(), known.scores.double(), smoothing),
+    }
+    labels = few.train.labels.numpy()
+    for name, likeness in likenesses.items():
+        relevant = few.test.labels.numpy()[:, None] == labels
+        pairs = [*zip(relevant, np.asarray(likeness), strict=True)]
+        average = np.mean([average_precision_score(*pair) for pair in pairs])
+        first = np.mean([truth[np.argsort(-row)[:10]].mean() for truth, row in pairs])
+        assert found[name, "mAP"] == pytest.approx(100 * average, abs=0.01)
+        assert found[name, "precision@10"] == pytest.approx(100 * first, abs=0.11)  # one hit
+
+
+def test_only_the_hard_form_has_ties_for_the_seeds(short_run, few):
+    evaluation = Evaluation(short_run, Options(seeds=2), "cpu")
+    config = override(few.config, {"divergence.smoothing": 0.0})
+    evaluation.__dict__["labelled"] = replace(few, config=config)
+    rows = retrieval.retrieval(evaluation)
+    assert [row["n"] for row in rows] == [1] * 6 + [2] * 2
+    assert len(set(rows[-2]["values"])) == 2

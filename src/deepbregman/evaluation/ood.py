@@ -120,7 +120,7 @@ def check_ood(evaluation: Evaluation) -> None:
 def ood(evaluation: Evaluation) -> list[Record]:
     """Measure how well each distance tells the test images from other images.
 
-    The seed matters for noise only, and for ties of the hard divergence.
+    The seed matters for noise only.
     """
     labelled, settings = evaluation.labelled, evaluation.options.ood
     config, num_test = labelled.config, len(labelled.test.labels)
