@@ -65,7 +65,7 @@ def test_blur_is_cut_off_at_four_sigma_as_scipy_does(sigma):
 @pytest.mark.parametrize("name", STRENGTHS)
 def test_a_greater_strength_changes_more_within_the_range_of_pixels(name):
     images = torch.nn.functional.interpolate(draw(3, 3, 9, 9), size=32, mode="bilinear")
-    changed = [corrupt(name, strength, 0, 3, 32)(images, 0) for strength in STRENGTHS[name]]
+    changed = [corrupt(name, strength, 0)(images, 0) for strength in STRENGTHS[name]]
     errors = [float((each - images).square().mean()) for each in changed]
     assert 0 < errors[0] < errors[1] < errors[2]
     assert all(each.min() >= 0.0 and each.max() <= 1.0 for each in changed)
