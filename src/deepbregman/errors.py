@@ -65,6 +65,12 @@ def require_known(what: str, name: str, known: Collection[str]) -> None:
         raise UserError(f"{what} {name!r} is not one of {', '.join(known)}{suggest(name, known)}")
 
 
+def require_list(what: str, names: object) -> None:
+    """Refuse a text where a list is meant: its letters would be taken for names."""
+    if isinstance(names, str):
+        raise UserError(f"{what} is {names!r}: give a list, as [{names!r}]")
+
+
 def abbreviate(value: Any) -> str:
     """Write a value for an error, at bearable length."""
     try:

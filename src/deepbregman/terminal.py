@@ -49,7 +49,7 @@ def parse_budget(text: str) -> float:
     """Return the seconds of a time such as 90s, 30m, 2h or 1h30m."""
     number = r"(\d+(?:\.\d+)?)\s*"
     pattern = rf"(?:{number}h)?\s*(?:{number}m(?:in)?)?\s*(?:{number}s)?"
-    found = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
+    found = re.fullmatch(pattern, str(text).strip(), re.IGNORECASE)  # a program may give a number
     hours, minutes, rest = (float(number or 0) for number in found.groups()) if found else (0, 0, 0)
     seconds = 3600.0 * hours + 60.0 * minutes + rest
     if not 0.0 < seconds < 1e9:

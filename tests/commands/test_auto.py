@@ -288,3 +288,10 @@ def test_a_folder_that_is_written_wrong_is_found(command, photos, monkeypatch):
 )
 def test_times_as_people_write_them(text, seconds):
     assert parse_budget(text) == seconds
+
+
+def test_a_program_is_told_how_to_name_images_and_times(photos, tmp_path):
+    with pytest.raises(UserError, match=r'is a folder, .* write pretrain\("auto", data='):
+        pretrain(str(photos), run=tmp_path / "run")
+    with pytest.raises(UserError, match="--budget 30: it must be a time above 0 with its unit"):
+        pretrain("auto", data=photos, budget=30, run=tmp_path / "run")

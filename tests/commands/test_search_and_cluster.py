@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import normalized_mutual_info_score
 
-from deepbregman import cluster, embed, search
+from deepbregman import cluster, embed, evaluate, search
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import override
 from deepbregman.errors import Notice, UserError
@@ -360,3 +360,11 @@ class TestCluster:
             cluster(plain, 2, by=["feature"])
         with pytest.raises(UserError, match="'valid' is not one of"):
             search(plain, ["train:0"], split="valid")
+
+    def test_a_text_is_no_list_of_letters(self, plain):
+        with pytest.raises(UserError, match=r"by is 'features': give a list, as \['features'\]"):
+            cluster(plain, 2, by="features")
+        with pytest.raises(UserError, match=r"queries is 'train:0': give a list, as \['train:0'\]"):
+            search(plain, "train:0")
+        with pytest.raises(UserError, match=r"protocols is 'knn': give a list, as \['knn'\]"):
+            evaluate(plain, protocols="knn")

@@ -150,6 +150,12 @@ class TestEncoders:
         found = encoder(torch.full((1, 3, 2, 2), 0.5))
         torch.testing.assert_close(found, torch.tensor([[0.8, 0.6, 0.1]]))
 
+    def test_channels_come_before_rows(self):
+        encoder = build_encoder("small", 8).eval()
+        assert encoder(torch.zeros(2, 1, 8, 8)).shape == (2, encoder.num_features)  # grey
+        with pytest.raises(ValueError, match=r"shape \(2, 8, 8, 3\): expected \(N, 3, H, W\)"):
+            encoder(torch.zeros(2, 8, 8, 3, dtype=torch.uint8))
+
     def test_unknown_names_are_refused(self):
         with pytest.raises(ValueError, match="'vgg' is not one of resnet18"):
             build_encoder("vgg", 32)

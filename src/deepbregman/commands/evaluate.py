@@ -7,6 +7,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.data.datasets import check_labels
+from deepbregman.errors import require_list
 from deepbregman.evaluation.options import Detect, Few, Ood, Options, ProtocolName, Semi, Tuning
 from deepbregman.reporting.screen import describe_references, draw_evaluation_tables
 from deepbregman.runs import Record, Run
@@ -87,6 +88,7 @@ def evaluate(
     Returns:
         The rows, in the schema of deepbregman.evaluation.results.
     """
+    require_list("protocols", protocols)
     options = Options(
         protocols=tuple(protocols),
         data=None if data is None else str(data),

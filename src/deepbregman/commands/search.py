@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, require_list
 from deepbregman.reporting.screen import draw_hits, format_distance
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ignore_progress, say
@@ -75,6 +75,7 @@ def search(
         source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
     """
+    require_list("queries", queries)
     check_new_file(out, ".png")
     if k < 1:
         raise UserError(f"k is {k}: it must be at least 1")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deepbregman.data import FileImages, Images, ResidentBatches, Source, Split
 from deepbregman.data.folders import Listing
-from deepbregman.errors import UserError, notify, require_known
+from deepbregman.errors import UserError, notify, require_known, require_list
 from deepbregman.runs import Run, is_complete
 from deepbregman.terminal import ReportProgress, count_words, ignore_progress
 from deepbregman.training.faults import name_resume
@@ -62,6 +62,7 @@ class OpenedRun(NamedTuple):
 
     def choose_measures(self, by: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
         """Check the measures that are asked for, of those ``known``; by default all the run has."""
+        require_list("by", by)
         for name in by:
             require_known("by", name, known)
         has_scores = self.loaded.model.divergence_network is not None
