@@ -62,9 +62,10 @@ def test_how_summaries_are_written():
     assert format_difference(change) == "+0.00 ± 1.00 [-2.00, +2.00] (n=3)"
 
 
-def test_one_seed_leaves_the_interval_over_images():
-    changes = np.random.default_rng(0).integers(-1, 2, 50).astype(float)
-    expected = stats.t.interval(0.95, 49, changes.mean(), stats.sem(changes))
+@pytest.mark.parametrize("count", [2, 50])
+def test_one_seed_leaves_the_interval_over_images(count):
+    changes = np.random.default_rng(0).integers(-1, 2, count).astype(float)
+    expected = stats.t.interval(0.95, count - 1, changes.mean(), stats.sem(changes))
     assert interval_over_images([changes.tolist()]) == pytest.approx(list(expected))
 
 

@@ -144,6 +144,15 @@ def test_no_detection_at_all_is_zero_and_no_object_is_an_error():
         score_detections([objects((A, 3, True))], [found((A, 3, 0.9))])
 
 
+@pytest.mark.parametrize(("num_wrong", "coco"), [(99, 1 / 100), (100, 0.0)])
+def test_coco_counts_a_hundred_detections_of_a_class_in_an_image(num_wrong, coco):
+    """Those of another class beside them are not among the hundred."""
+    wrong = [(FAR, 0, 0.9), (FAR, 1, 0.95)] * num_wrong
+    truth, detections = [objects((A, 0, False))], [found(*wrong, (A, 0, 0.5))]
+    assert coco_precision(truth, detections)[0, 0] == pytest.approx(coco)
+    assert voc_precision(truth, detections)[0, 0] == pytest.approx(1 / (num_wrong + 1))
+
+
 def overlap(a: list[float], b: list[float]) -> float:
     width = min(a[2], b[2]) - max(a[0], b[0])
     height = min(a[3], b[3]) - max(a[1], b[1])
@@ -275,14 +284,20 @@ def test_the_means_are_over_classes_and_thresholds():
         near = torch.cat([boxes + 4 * torch.rand(4, 4, generator=generator), some(6)])
         guessed = torch.cat([labels, torch.randint(0, 3, (6,), generator=generator)])
         detections.append(PredictedBoxes(near, guessed, torch.rand(10, generator=generator)))
-    expected = np.empty((len(THRESHOLDS), 3))
+    coco, eleven, areas = (np.empty((len(THRESHOLDS), 3)) for _ in range(3))
     for label in range(3):  # the loops look at class 0
         here = [o._replace(labels=(o.labels != label).long()) for o in truth]
         seen = [f._replace(labels=(f.labels != label).long()) for f in detections]
         for row, threshold in enumerate(THRESHOLDS):
-            expected[row, label] = averaged(*curve(here, seen, threshold, coco=True), 101)
-    ours = score_detections(truth, detections).means
-    assert 10 < ours["AP"] < 90
-    assert ours["AP"] == pytest.approx(100 * expected.mean())
-    assert ours["AP50"] == pytest.approx(100 * expected[0].mean())
-    assert ours["AP75"] == pytest.approx(100 * expected[5].mean())
+            coco[row, label] = averaged(*curve(here, seen, threshold, coco=True), 101)
+            by_voc = curve(here, seen, threshold, coco=False)
+            eleven[row, label], areas[row, label] = averaged(*by_voc, 11), area(*by_voc)
+    result = score_detections(truth, detections)
+    expected = {"AP50-10": 100 * areas[0].mean()}
+    for suffix, table in (("", coco), ("-07", eleven)):
+        expected[f"AP{suffix}"] = 100 * table.mean()
+        expected[f"AP50{suffix}"], expected[f"AP75{suffix}"] = 100 * table[[0, 5]].mean(axis=1)
+    assert result.means == pytest.approx(expected)
+    assert len({round(value, 3) for value in expected.values()}) == 7
+    assert 10 < expected["AP"] < 90
+    assert result.per_class == pytest.approx(dict(zip(CLASSES, 100 * coco[0], strict=False)))

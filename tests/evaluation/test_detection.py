@@ -17,10 +17,12 @@ from torch import nn
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.config import Config, override
+from deepbregman.data.voc import Detections
 from deepbregman.errors import UserError
 from deepbregman.evaluation.detection import protocol
 from deepbregman.evaluation.detection.average_precision import METRICS
 from deepbregman.evaluation.detection.detectors import (
+    PredictedBoxes,
     find_differences,
     map_trunk_names,
     require_fitting,
@@ -235,6 +237,28 @@ def test_a_resnet_of_ones_own_is_taken(devkit, tmp_path):
         detector, count = protocol.assemble_detector(evaluation, "fpn", trunk, 0)
         assert count == loaded
         assert bool(find_differences(detector, own.state_dict())) == (trunk == "random")
+
+
+def test_detections_are_compared_with_the_test_images_and_kept(run, devkit, monkeypatch):
+    """A detector that finds every object, and nothing where there is none."""
+    told = []
+
+    def find_all(_: object, data: Detections, **__: object) -> list[PredictedBoxes]:
+        told.append(data.names)
+        return [PredictedBoxes(o.boxes, o.labels, 0.75 + 0.0 * o.labels) for o in data.objects]
+
+    monkeypatch.setattr(protocol, "fine_tune", lambda *_, **__: None)
+    monkeypatch.setattr(protocol, "detect_all", find_all)
+    rows = detect(run, devkit, replace(TINY, arms=("random",)), seed=6)
+    assert {row["metric"]: row["value"] for row in rows} == pytest.approx(
+        dict.fromkeys(METRICS, 100.0)
+    )
+    assert told == [("VOC2007/test03",)]
+    folder = run.path / "detection" / "fpn-random-seed6"
+    ((name, score, *box),) = json.loads((folder / "detections.json").read_text())["VOC2007/test03"]
+    (truth,) = Evaluation(run, Options(data=str(devkit)), "cpu").voc.test.objects
+    assert (name, score) == ("aeroplane", 0.75)  # the class of scene 3
+    assert box == truth.boxes[0].tolist()
 
 
 def test_seeds_are_averaged(run, devkit, monkeypatch):

@@ -4,11 +4,13 @@ import multiprocessing
 import os
 import signal
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from deepbregman.data.slots import START_METHOD
 from deepbregman.data.voc import Detections, Objects
@@ -17,6 +19,7 @@ from deepbregman.evaluation.detection.detectors import Detector, build_detector
 from deepbregman.evaluation.detection.training import (
     Photographs,
     build_optimiser,
+    detect_all,
     fine_tune,
     flip_batch,
     learning_rate,
@@ -150,6 +153,75 @@ def test_norms_are_not_decayed():
     assert (decayed["weight_decay"], kept["weight_decay"]) == (1e-4, 0.0)
     assert len(kept["params"]) == 40  # 20 norms, a weight and a bias each
     assert len(decayed["params"]) + 40 == len(list(detector.parameters()))
+
+
+class OneWeight(nn.Module):
+    """In place of a detector: two losses of one weight, and what was seen."""
+
+    frozen_norms = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([2.0]))
+        self.seen: list[tuple[list[Tensor], list[dict[str, Tensor]]]] = []
+
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]] | None = None) -> Any:
+        if targets is None:
+            assert not self.training
+            assert not torch.is_grad_enabled()
+            boxes, scores = torch.tensor([[1.0, 2, 3, 4]]).repeat(2, 1), torch.tensor([0.9, 0.8])
+            return [{"boxes": boxes, "labels": torch.tensor([1, 20]), "scores": scores}]
+        assert self.training
+        self.seen.append((images, targets))
+        left = torch.stack([target["boxes"][0, 0] for target in targets]).mean()
+        first = (self.weight * images[0].mean() - left / 10).square().sum()
+        return {"first": first, "second": 0.1 * self.weight.square().sum()}
+
+
+@pytest.mark.parametrize("largest", [0.0, 0.05])
+def test_a_training_is_torchs_sgd_on_flipped_photographs(data, tmp_path, largest):
+    """Momentum 0.9, decay 1e-4, the sum of the losses, the norm of its gradient bounded."""
+    options = replace(TINY, iterations=12, clip_gradient=largest)
+    detector: Any = OneWeight()
+    told: list[float] = []
+    fine_tune(
+        detector,
+        data,
+        options,
+        SEED,
+        device=CPU,
+        checkpoint=tmp_path / "last.pt",
+        settings={},
+        report=lambda _, loss: told.append(loss),
+    )
+    assert len(detector.seen) == 12 + 12  # and once more for the statistics of norms
+    expected: Any = OneWeight()
+    optimiser = torch.optim.SGD(expected.parameters(), 1.0, momentum=0.9, weight_decay=1e-4)
+    turned = 0
+    for iteration, (images, targets) in enumerate(detector.seen[:12]):
+        optimiser.param_groups[0]["lr"] = learning_rate(options, iteration)
+        loss = sum(expected(images, targets).values())
+        assert told[iteration] == pytest.approx(loss.item())
+        optimiser.zero_grad()
+        loss.backward()
+        if largest:
+            expected.weight.grad.clamp_(-largest, largest)
+        optimiser.step()
+        for image, target in zip(images, targets, strict=True):
+            width, left = image.shape[2], float(target["boxes"][0, 0])
+            assert left in (6.0, width - 36.0)
+            turned += left != 6.0
+    torch.testing.assert_close(detector.weight, expected.weight)
+    assert 4 <= turned <= 20  # of 24
+
+
+def test_detections_have_our_numbers_of_classes(data):
+    """Those of torchvision count the background as class 0."""
+    detector: Any = OneWeight().train()
+    done: list[int] = []
+    found = detect_all(detector, data, device=CPU, workers=0, report=done.append)
+    assert [one.labels.tolist() for one in found] == [[0, 19]] * 3
+    assert done == [1, 2, 3]
 
 
 @pytest.mark.slow

@@ -155,6 +155,23 @@ def test_sides_are_those_of_the_protocol():
     assert transform.max_size == 1333
 
 
+def test_the_c4_detector_is_that_of_the_protocol():
+    """As in detectron2's configuration Base-RCNN-C4, which MoCo takes."""
+    detector = draw_detector("c4", regions=512, proposals=1000)
+    (anchors,) = detector.rpn.anchor_generator.cell_anchors
+    width, height = (anchors[:, 2:] - anchors[:, :2]).double().unbind(dim=1)
+    shapes = [(side, aspect) for aspect in (0.5, 1.0, 2.0) for side in (32, 64, 128, 256, 512)]
+    assert (width * height).sqrt().tolist() == pytest.approx([side for side, _ in shapes], rel=0.02)
+    assert (height / width).tolist() == pytest.approx([aspect for _, aspect in shapes], rel=0.05)
+    rpn, heads = detector.rpn, detector.roi_heads
+    assert rpn._pre_nms_top_n == {"training": 12_000, "testing": 6_000}
+    assert rpn._post_nms_top_n == {"training": 2_000, "testing": 1_000}
+    assert heads.fg_bg_sampler.batch_size_per_image == 512
+    assert heads.fg_bg_sampler.positive_fraction == 0.25
+    assert heads.box_roi_pool.output_size == (14, 14)
+    assert (heads.score_thresh, heads.nms_thresh, heads.detections_per_img) == (0.05, 0.5, 100)
+
+
 @pytest.mark.parametrize(
     ("architecture", "norm"),
     [
