@@ -602,6 +602,23 @@ def test_names_that_a_table_protects_are_found(run, photos, tmp_path):
     assert again.given.tolist() == first.given.tolist()
 
 
+def test_an_accent_may_be_a_letter_of_its_own(command, run, photos, tmp_path):
+    """As in names that macOS has packed; a keyboard writes it together with its letter."""
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    for path in folder.iterdir():
+        path.rename(path.with_name(f"Ka\u0308fer-{path.name}"))
+    typed = write_table(tmp_path / "few.csv", *FEW)
+    for name in FEW:
+        typed.write_text(typed.read_text().replace(name, f"K\u00e4fer-{name}"))
+    words = ("--data", folder, "--out", tmp_path / "all.csv")
+    code, _, err = command("label", run.path, "--labels", typed, *words)
+    assert code == 0, err
+    lines = (tmp_path / "all.csv").read_text().splitlines()
+    assert {line.split(",")[0] for line in lines if ",yes," in line} == {
+        f"Ka\u0308fer-{name}" for name in FEW
+    }
+
+
 def test_a_table_that_a_spreadsheet_saved_in_another_code(command, run, photos, tmp_path):
     folder = shutil.copytree(photos, tmp_path / "Südhang")
     table = write_table(tmp_path / "few.csv", *FEW)

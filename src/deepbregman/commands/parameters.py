@@ -85,12 +85,13 @@ def find_unknown_names(names: Iterable[str], listing: "Listing") -> list[str]:
 
     Only the last part of a name is looked at.
     """
+    from deepbregman.data.labels import join_accents
     from deepbregman.evaluation.search_index import PLACE
 
-    known = {path.name for files in listing.splits.values() for path in files.paths}
+    known = {join_accents(path.name) for files in listing.splits.values() for path in files.paths}
 
     def is_known(name: str) -> bool:
-        return Path(name).name in known or PLACE.fullmatch(name) is not None
+        return join_accents(Path(name).name) in known or PLACE.fullmatch(name) is not None
 
     return [
         name

@@ -6,6 +6,7 @@ Needs no torch, so that a command can check them before torch is loaded.
 import codecs
 import csv
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +67,11 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
             )
     check_counts([label.label for label in given], where)
     return given
+
+
+def join_accents(name: str) -> str:
+    """Write each letter with its accent, as keyboards do; in names from macOS they may be apart."""
+    return unicodedata.normalize("NFC", name)
 
 
 def refuse_names(unknown: Sequence[str], given: int, example: str) -> UserError:

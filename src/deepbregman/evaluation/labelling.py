@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deepbregman.data import FileImages, open_files
 from deepbregman.data.images import digest_content
-from deepbregman.data.labels import GivenLabel, check_counts, refuse_names
+from deepbregman.data.labels import GivenLabel, check_counts, join_accents, refuse_names
 from deepbregman.errors import UserError
 from deepbregman.files import create_csv
 from deepbregman.runs import Record
@@ -215,6 +215,7 @@ class ImageFinder:
 
     def __init__(self, gallery: Gallery) -> None:
         self._names = {name: index for index, name in enumerate(gallery.names)}
+        self._joined = {join_accents(name): index for name, index in self._names.items()}
         last = [name.rpartition("/")[2] for name in gallery.names]
         counts = Counter(last)
         self._last = {name: index for index, name in enumerate(last) if counts[name] == 1}
@@ -232,7 +233,7 @@ class ImageFinder:
             return self._names[name]
         if (path := os.path.abspath(name)) in self._paths:
             return self._paths[path]
-        return self._last.get(name)
+        return self._last.get(name, self._joined.get(join_accents(name)))
 
     def find_copy(self, path: Path) -> int | None:
         """Return the position of the image with the content of a file."""
