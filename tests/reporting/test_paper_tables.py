@@ -1,20 +1,23 @@
 """Tables of the study of tables: what stands in which cell, in Markdown and LaTeX."""
 
+import csv
+
 import pytest
 
-from deepbregman.reporting.paper_tables import draw_differences, tabulate_quantities
+from deepbregman.reporting.paper_tables import draw_differences, save_tables, tabulate_quantities
 from deepbregman.reporting.tables import Table, to_latex, to_markdown
 from deepbregman.runs import Record
 
+SEEDS = {"mean": 90.0, "deviation": 0.5, "n": 3}
+
 
 def quantity(protocol: str, variant: str, metric: str, **changes: object) -> Record:
-    seeds = {"mean": 90.0, "deviation": 0.5, "n": 3}
     pair: Record = {"arm": "best", "against": "simclr", "mean": 1.0, "deviation": 0.25, "n": 3}
     pair |= {"interval": [0.38, 1.62], "over_images": [0.1, 1.9]}
     return {
         **{"data": "cifar10", "trained_on": "cifar10", "protocol": protocol, "variant": variant},
         **{"metric": metric, "num_train": 50_000, "num_test": 10_000},
-        "arms": {"simclr": seeds, "best": {**seeds, "mean": 91.0}},
+        "arms": {"simclr": SEEDS, "best": {**SEEDS, "mean": 91.0}},
         "differences": [pair],
         **changes,
     }
@@ -112,6 +115,117 @@ def test_the_main_quantities_are_in_one_order():
     ]
 
 
+def test_the_balanced_accuracy_is_the_main_one_where_it_is_known():
+    """Of unequal classes; each quantity for itself."""
+    found = [
+        quantity("linear", "cached features", "top1"),
+        quantity("linear", "cached features", "balanced"),
+        quantity("knn", "cosine, k=20", "top1"),
+        quantity("retrieval", "cosine", "mAP"),
+        quantity("retrieval", "cosine", "precision@10"),
+    ]
+    results: Record = {"arms": ["simclr", "best"], "pairs": [], "runs": []}
+    short, *_ = tabulate_quantities({**results, "quantities": found})
+    assert [row.name for row in short.rows] == [
+        *("kNN, top-1", "linear, balanced", "retrieval, mAP")
+    ]
+
+
+def test_the_clearly_best_arm_is_marked_and_repetition_left_out():
+    clear = {
+        arm: {"mean": mean, "deviation": 0.25, "n": 3}
+        for arm, mean in (("best", 91.0), ("simclr", 90.0))
+    }
+    variants = ("kNN by cosine, k=20, noise", "linear, JPEG")
+    found = [
+        quantity("corruptions", f"{variant} {strength}", "top1", arms=clear, differences=[])
+        for variant in variants
+        for strength in (1, 2, 3)
+    ]
+    results: Record = {"arms": ["simclr", "best"], "pairs": [], "runs": []}
+    (table,) = tabulate_quantities({**results, "quantities": found})
+    assert [row.name for row in table.rows] == [
+        f"{variant} {strength}, top-1" for variant in variants for strength in (1, 3)
+    ]
+    assert "| linear, JPEG 3, top-1 | 90.00 ± 0.25 | **91.00 ± 0.25** |" in to_markdown(table)
+
+
+def test_measures_by_the_divergence_and_classes():
+    """A column for each arm, in the order of the arms; most strengths and numbers are left out."""
+
+    def pair(mean: float) -> Record:
+        return {"mean": mean, "deviation": None, "n": 1, "interval": None, "over_images": [-3, 3]}
+
+    def measure(protocol: str, variant: str, words: str, other: str) -> Record:
+        names = {"data": "d", "trained_on": "d", "metric": "top1", "protocol": protocol}
+        arms = {"best": pair(2.0), "simclr": pair(-1.0)}
+        return {
+            **names,
+            "variant": variant.format(words),
+            "against": variant.format(other),
+            "arms": arms,
+        }
+
+    few = ("nearest distribution, divergence", "linear")
+    by_divergence = [
+        *(measure("few", f"{n} labels per class, {{}}", *few) for n in (2, 5, 10, 20)),
+        *(
+            measure("corruptions", f"{{}}, k=20, {name}", "kNN by divergence", "kNN by cosine")
+            for name in ("clean", "noise 1", "mean of all")
+        ),
+        *(measure("knn", f"{{}}, k={k}", "divergence", "cosine") for k in (20, 200)),
+    ]
+    shares = {
+        arm: {"mean": mean, "deviation": 0.5, "n": 2}
+        for arm, mean in (("best", 70.0), ("simclr", 60.0))
+    }
+    classes = [{"data": "d", "class": "eel", "num_test": 1234, "arms": shares}]
+    results: Record = {"arms": ["simclr", "best"], "pairs": [], "runs": [], "classes": classes}
+    found = [quantity("knn", "cosine, k=20", "top1", data="d", trained_on="d", differences=[])]
+    tables = tabulate_quantities({**results, "quantities": found, "by_divergence": by_divergence})
+    measures, kinds = tables[-2:]
+    assert measures.columns == ("simclr", "best")
+    assert [row.name for row in measures.rows] == [
+        *(
+            f"few, top-1: {n} labels per class, {few[0]} - {n} labels per class, linear"
+            for n in (5, 20)
+        ),
+        *(
+            f"corruptions, top-1: kNN by divergence, k=20, {name} - kNN by cosine, k=20, {name}"
+            for name in ("clean", "mean of all")
+        ),
+        "knn, top-1: divergence, k=20 - cosine, k=20",
+    ]
+    assert "| -1.00 [-3.00, +3.00] | +2.00 [-3.00, +3.00] |" in to_markdown(measures)
+    assert kinds.columns == ("simclr", "best")
+    assert "| eel (1,234) | 60.00 ± 0.50 | 70.00 ± 0.50 |" in to_markdown(kinds)
+
+
+def test_the_files_of_a_study(tmp_path):
+    found = [
+        quantity("linear", "cached features", "top1"),
+        quantity("ood", "noise: cosine, neighbour 50", "AUROC", arms={"best": SEEDS}),
+    ]
+    results: Record = {"arms": ["simclr", "best"], "pairs": [["best", "simclr"]], "runs": []}
+    save_tables(tmp_path, {**results, "quantities": found})
+    with (tmp_path / "quantities.csv").open(newline="") as file:
+        rows = [(r["protocol"], r["arm"], r["mean"], r["n"]) for r in csv.DictReader(file)]
+    assert rows == [
+        ("linear", "simclr", "90.0", "3"),
+        ("linear", "best", "91.0", "3"),
+        ("ood", "best", "90.0", "3"),
+    ]
+    names = {path.stem for path in (tmp_path / "tables").iterdir()}
+    assert names == {
+        f"cifar10-{group}{what}"
+        for group in ("in-short", "accuracy", "other-images")
+        for what in ("", "-differences")
+    }
+    with (tmp_path / "tables" / "cifar10-accuracy-differences.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["value"], row["95 % from"], row["95 % to"]) == ("1.0", "0.1", "1.9")
+
+
 def test_transfer_names_where_it_comes_from(tables):
     assert [row.name for row in tables["cifar10-transfer"].rows] == ["from tiny: fine-tuned, top-1"]
 
@@ -133,11 +247,13 @@ def test_runs_of_one_arm_with_other_settings_are_seen():
     shared = {"arm": "best", "data": "d", "encoder": "resnet18", "views_per_image": 2}
     shared |= {"view_size": 24, "batch_size": 512, "seconds": 10.0, "state": "done"}
     runs = [{**shared, "epochs": epochs} for epochs in (100, 20, 100)]
+    runs[1] |= {"seconds": 30.0}
+    runs.append({**runs[0], "seconds": None, "state": "diverged"})
     (costs,) = tabulate_quantities({"arms": [], "pairs": [], "runs": runs, "quantities": []})
     (row,) = costs.rows
     assert [cell.text for cell in row.cells] == [
         *("resnet18", "100, 20", "2", "24", "512"),
-        *("10", "3", "0"),
+        *("17", "4", "1"),  # 50 seconds of the three that have a time
     ]
 
 

@@ -116,6 +116,45 @@ def test_a_summary_is_over_runs_and_says_how_many(make_run):
     assert "a-seed1: 92.00" in cell.note
 
 
+def test_references_are_means_over_all_runs(make_run):
+    paths = [
+        make_run("a", result={"evaluations": [row(90.0, chance=10.0, raw_pixels=40.0)]}),
+        make_run("b", {"seed": 1}, result={"evaluations": [row(92.0, chance=10.0)]}),
+        make_run("c", {"seed": 2}, result={"evaluations": [row(92.0, raw_pixels=43.0)]}),
+    ]
+    groups = group_runs(map(RunRecord.read, paths))
+    (table,) = tabulate_evaluations(groups)
+    below = {r.name: r.cells[0].text for r in table.rows[1:]}
+    assert below == {"most frequent class": "10.00", "raw pixels": "41.50"}
+
+
+def test_one_run_has_the_deviation_of_its_evaluations(make_run):
+    path = make_run("a", result={"evaluations": [row(90.0, deviation=0.4, n=5)]})
+    (arm,) = group_runs([RunRecord.read(path)])
+    cell = summarise_measure(arm, list_measures([arm])[0])
+    assert cell.summary == {"mean": 90.0, "deviation": 0.4, "n": 5}
+    assert cell.over == "repetitions of the evaluation of one run"
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_best"),
+    [(name, True) for name in ("top1", "balanced", "mAP", "AP50-07", "NMI", "AUROC")]
+    + [("loss", False)],
+)
+def test_more_is_better_of_the_metrics_that_are_known(make_run, metric, is_best):
+    paths = [
+        make_run(
+            f"{arm}-seed{seed}",
+            {"seed": seed, "divergence.weight": weight},
+            result={"evaluations": [row(value + 0.1 * seed, metric=metric)]},
+        )
+        for arm, weight, value in (("a", 0.0, 90.0), ("b", 1.0, 95.0))
+        for seed in range(3)
+    ]
+    (table,) = tabulate_evaluations(group_runs(map(RunRecord.read, paths)))
+    assert [r.cells[0].is_best for r in table.rows if r.place is not None] == [False, is_best]
+
+
 def test_what_was_judged_on_other_images_is_not_pooled(make_run):
     paths = [
         make_run("a-seed0", result={"evaluations": [row(90.0)]}),
@@ -169,6 +208,7 @@ def test_the_lead_is_held_against_both_deviations_together(lead, is_best):
         Cell({"mean": 90.0, "deviation": 0.3, "n": 3}),
     ]
     assert [cell.is_best for cell in mark_best(made, [3, 3])] == [is_best, False]
+    assert not any(cell.is_best for cell in mark_best(made, [2, 3]))  # two seeds are too few
 
 
 def test_published_figures_stand_apart_and_are_never_best(make_run):

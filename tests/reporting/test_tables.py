@@ -51,6 +51,18 @@ def test_latex():
     assert rules == [r"\toprule", r"\midrule", r"\midrule", r"\bottomrule"]
 
 
+def test_the_best_and_a_difference_in_all_three_forms():
+    change = {**summary(-0.5, 0.25, 3), "interval": [-1.25, 0.251]}
+    cells = (Cell(summary(91.234, 0.5, 3), is_best=True), Cell(change))
+    table = TABLE._replace(rows=(Row("a", cells), Row("b", (Cell(), Cell(summary(1.0, 0.1, 3))))))
+    assert "| a | **91.23 ± 0.50** | -0.50 ± 0.25 [-1.25, +0.25] |" in to_markdown(table)
+    latex = r"a & $\mathbf{91.23} \pm 0.50$ & $-0.50 \pm 0.25\ [-1.25, +0.25]$ \\"
+    assert latex in to_latex(table).splitlines()
+    first, second, third = csv.DictReader(io.StringIO(to_csv(table)))
+    assert (second["value"], second["95 % from"], second["95 % to"]) == ("-0.5", "-1.25", "0.251")
+    assert {row["95 % from"] + row["95 % to"] for row in (first, third)} == {""}
+
+
 def test_remarks_stand_after_the_name():
     """A mean over runs of which some diverged must not look like the others."""
     rows = (Row("5", (Cell(text="90"), Cell()), marks=("2 diverged", "supervised")),)

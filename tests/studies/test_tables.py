@@ -11,22 +11,25 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+import torch
+from scipy import stats
 from sklearn.datasets import load_digits
 
 from deepbregman.cli import main
 from deepbregman.commands.study import tables
-from deepbregman.config import load_recipe, override, to_toml
+from deepbregman.config import Config, load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.evaluation.inputs import Evaluation, open_labelled
-from deepbregman.evaluation.results import KeptPredictions
+from deepbregman.evaluation.results import KeptPredictions, pack, record_predictions
 from deepbregman.reporting.sections import read_study
 from deepbregman.runs import Run
 from deepbregman.studies import engine
 from deepbregman.studies import tables as tables_module
-from deepbregman.studies.tables import TableEvaluation, TableQueue
+from deepbregman.studies.tables import TableEvaluation, TableQueue, TableTrial, collect_results
 from deepbregman.studies.tables_plan import (
     ARMS,
     Part,
+    TableCell,
     TableOptions,
     build_arm,
     pair_arms,
@@ -96,6 +99,60 @@ def test_parts_of_a_run():
     assert plan_parts(chosen, "simclr", "a.npz", is_reference=True) == ()
 
 
+def test_numbers_may_differ_by_dataset_and_large_images_are_made_smaller(
+    few_digits, uneven, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "deepbregman.studies.tables_plan.typical_side", {few_digits: 8, uneven: 500}.get
+    )
+    options = TableOptions(data=(few_digits, uneven), arms=("digits",), seeds=1, out=tmp_path / "o")
+
+    def plan(**changes: Any) -> list[tuple[int, int]]:
+        configs = [cell.config for cell in plan_tables(replace(options, **changes)).cells]
+        return [(config.training.epochs, config.data.image_size) for config in configs]
+
+    assert plan(epochs=(3, 4)) == [(3, 8), (4, 128)]
+    assert plan(epochs=(3,), image_size=(16, 24)) == [(3, 16), (3, 24)]
+
+
+def test_what_a_run_is_measured_with(few_digits):
+    """The seed is the run's own; what starts from random weights is asked of one arm only."""
+    config = build_arm("digits", {"data.source": few_digits, "seed": 5})
+    evaluation, source = TableEvaluation("test", tuning_epochs=7), open_labelled(config)
+    for from_scratch, starts in ((True, ("encoder", "scratch")), (False, ("encoder",))):
+        part = Part("semi", "semi", from_scratch=from_scratch)
+        options = evaluation.options_for([part], config, source)
+        assert (options.semi.starts, options.seed, options.epochs) == (starts, 5, 7)
+    parts = [Part("linear", "linear"), Part("ood", "ood", ("noise", "b.npz"))]
+    options = evaluation.options_for(parts, config, source)
+    assert (options.protocols, options.data) == (("linear", "ood"), few_digits)
+    assert (options.epochs, options.ood.against) == (0, ("noise", "b.npz"))
+
+
+def test_what_is_missing_of_a_run(few_digits, short_config, tmp_path):
+    parts = (
+        Part("knn", "knn"),
+        Part("ood", "ood", ("noise", "/data/b.npz")),
+        Part("transfer-b", "transfer", ("/data/b.npz",)),
+    )
+    config = override(short_config, {"data.source": few_digits})
+    trial = TableTrial(tmp_path / "run", config, TableCell("digits", few_digits, 0, config, parts))
+    assert trial.missing() == parts
+    run = Run.create(tmp_path / "run", config, {})
+
+    def add(protocol: str, variant: str, data: str, epoch: int = 2) -> list[str]:
+        row = {"protocol": protocol, "variant": variant, "data": data, "epoch": epoch}
+        run.add_result(evaluations=[*run.evaluations(), row])
+        return [part.name for part in trial.missing()]
+
+    assert add("knn", "cosine, k=20", few_digits, epoch=1) == ["knn", "ood", "transfer-b"]
+    assert add("knn", "cosine, k=20", "/elsewhere/few.npz") == ["ood", "transfer-b"]
+    assert add("ood", "noise: cosine, neighbour 50", few_digits) == ["ood", "transfer-b"]
+    assert add("ood", "b: cosine, neighbour 50", few_digits) == ["transfer-b"]
+    assert add("transfer", "fine-tuned", few_digits) == ["transfer-b"]
+    assert add("transfer", "fine-tuned", "/elsewhere/b.npz") == []
+
+
 def test_a_rare_class_keeps_all_shares_of_labels(uneven):
     """A hundredth of its 5 images is less than one; then one is drawn."""
     config = build_arm("digits", {"data.source": uneven})
@@ -103,6 +160,16 @@ def test_a_rare_class_keeps_all_shares_of_labels(uneven):
     options = TableEvaluation("test").options_for([Part("semi", "semi")], config, source)
     assert options.semi.labels == (0.01, 0.1)
     assert options.few.labels_per_class == (1, 2, 5)
+
+
+def test_a_transfer_does_not_take_over_the_classes_of_its_origin(uneven, few_digits):
+    """Whether classes are unequal is asked of the images that are classified."""
+    config = build_arm("digits", {"data.source": uneven})
+    source = open_labelled(config)
+    assert source.has_unequal_classes
+    part = Part("transfer-few", "transfer", (few_digits,))
+    options = TableEvaluation("test").options_for([part], config, source)
+    assert (options.data, options.balanced) == (few_digits, False)
 
 
 def test_arms_of_files_have_the_name_and_the_encoder_of_the_file(few_digits, tmp_path):
@@ -291,6 +358,101 @@ def test_a_study_is_stopped_continued_and_extended(uneven, tmp_path, monkeypatch
     section = read_study(out)  # of the report
     assert "tables-uneven-by-class" in [table.key for table in section.tables]
     assert [figure.key for figure in section.figures] == ["tables-differences"]
+
+
+def make_measured_run(
+    folder: Path, config: Config, arm: str, seed: int, predicted: dict[str, list[int]]
+) -> None:
+    """A run as the study leaves it: what kNN and the linear classifier predicted of six images."""
+    config = override(config, {"seed": seed, "data.source": "/data/six.npz"})
+    run = Run.create(folder / "runs" / f"{arm}-six-seed{seed}", config, {})
+    rows: list[Record] = []
+    for place, (variant, classes) in enumerate(predicted.items()):
+        right = np.array(classes) == SIX
+        values = {
+            "top1": right.mean(),
+            "balanced": np.mean([right[c == SIX].mean() for c in (0, 1)]),
+            "top5": 0.9,
+        }
+        protocol, _, words = variant.partition(", ")
+        rows += [
+            {"protocol": protocol, "variant": words, "data": "/data/six.npz", "metric": metric}
+            | {
+                "value": 100 * value,
+                "num_train": 9,
+                "num_test": 6,
+                "epoch": 2,
+                "chance": 50 + place,
+            }
+            for metric, value in values.items()
+        ]
+    run.add_result(evaluations=[*rows, {**rows[0], "epoch": 1, "value": 7.0}])
+    texts = {("/data/six.npz", name): [pack(torch.tensor(p))] for name, p in predicted.items()}
+    record_predictions(run, texts, pack(torch.tensor(SIX)), ("cat", "dog"), 2.0)
+
+
+SIX = np.array([0, 0, 0, 0, 1, 1])
+
+
+def test_differences_are_those_of_the_predictions(short_config, tmp_path):
+    """Means and intervals by numpy and scipy, over images and over classes; no older epoch."""
+    linear, by_d, by_cosine = (
+        "linear, cached features",
+        "knn, divergence, k=20",
+        "knn, cosine, k=20",
+    )
+    predicted = {
+        ("digits", 0): {linear: [0, 0, 0, 1, 1, 0], by_d: [0, 0, 1, 1, 1, 1]},
+        ("digits", 1): {linear: [0, 0, 0, 0, 1, 1], by_d: [0, 0, 0, 1, 1, 0]},
+        ("digits-without", 0): {linear: [0, 1, 0, 1, 0, 0], by_d: [0, 0, 1, 1, 0, 1]},
+        ("digits-without", 1): {linear: [1, 0, 0, 1, 0, 1], by_d: [0, 1, 1, 1, 1, 1]},
+    }
+    for (arm, seed), classes in predicted.items():
+        classes[by_cosine] = [0, 0, 0, 1, 1, 1] if seed else [1, 0, 0, 0, 0, 1]
+        make_measured_run(tmp_path, short_config, arm, seed, classes)
+    (tmp_path / "tables.json").write_text('{"arms": ["digits-without", "digits"]}')
+    results = collect_results(tmp_path)
+    assert results["arms"] == ["digits-without", "digits"]
+    found = {(q["protocol"], q["variant"], q["metric"]): q for q in results["quantities"]}
+    assert {metric for _, _, metric in found} == {"top1", "top5", "balanced"}
+    (change,) = found["linear", "cached features", "top5"]["differences"]
+    assert (change["mean"], change["over_images"]) == (0.0, None)  # only the first guess is kept
+
+    def right(arm: str, seed: int, variant: str, balanced: bool) -> Any:
+        hits = 100.0 * (np.array(predicted[arm, seed][variant]) == SIX)
+        return np.array([hits[c == SIX].mean() for c in (0, 1)]) if balanced else hits
+
+    for metric in ("top1", "balanced"):
+        parts = {
+            arm: [right(arm, seed, linear, metric == "balanced").mean() for seed in (0, 1)]
+            for arm in results["arms"]
+        }
+        quantity = found["linear", "cached features", metric]
+        assert quantity["arms"]["digits"]["mean"] == pytest.approx(np.mean(parts["digits"]))
+        assert quantity["references"] == {"chance": 50}
+        (change,) = quantity["differences"]
+        test = stats.ttest_rel(parts["digits"], parts["digits-without"])
+        gain = np.subtract(parts["digits"], parts["digits-without"])
+        assert change["mean"] == pytest.approx(gain.mean())
+        assert change["interval"] == pytest.approx([*test.confidence_interval()])
+        assert np.mean(change["over_images"]) == pytest.approx(gain.mean())
+        assert change["over_images"][0] < change["mean"]
+        (pair,) = [
+            row["arms"]["digits"]
+            for row in results["by_divergence"]
+            if (row["metric"], row["against"]) == (metric, "cosine, k=20")
+        ]
+        by_seed = [
+            right("digits", seed, by_d, metric == "balanced").mean()
+            - right("digits", seed, by_cosine, metric == "balanced").mean()
+            for seed in (0, 1)
+        ]
+        assert pair["mean"] == pytest.approx(np.mean(by_seed))
+        assert np.mean(pair["over_images"]) == pytest.approx(np.mean(by_seed))
+    for number, row in enumerate(results["classes"]):
+        assert (row["class"], row["num_test"]) == (("cat", 4), ("dog", 2))[number]
+        shares = [right("digits", seed, linear, balanced=True)[number] for seed in (0, 1)]
+        assert row["arms"]["digits"]["mean"] == pytest.approx(np.mean(shares))
 
 
 def test_help_offers_what_is_taken(capsys):

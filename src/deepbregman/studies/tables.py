@@ -173,7 +173,6 @@ class TableEvaluation(EvaluationPlan):
             data=first.others[0] if first.protocol == "transfer" else config.data.source,
             epochs=self.tuning_epochs if first.protocol in TRAINING else 0,
             seed=config.seed,  # the evaluation draws differently for each run, too
-            balanced=source.has_unequal_classes,
             semi=Semi(starts=starts),
             few=Few(labels_per_class=tuple(counts)),
             ood=Ood() if others is None else Ood(against=others),
