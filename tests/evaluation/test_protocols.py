@@ -25,7 +25,7 @@ from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.errors import Diverged, Notice, UserError
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.inputs import Evaluation, load_run, open_labelled
-from deepbregman.evaluation.knn import classify_by, classify_by_cosine, knn
+from deepbregman.evaluation.knn import classify_by, knn
 from deepbregman.evaluation.linear import (
     LinearClassifier,
     SgdRows,
@@ -91,7 +91,9 @@ def test_knn_by_divergence_equals_a_loop(labelled, smoothing, sigma):
     expected = 100 * correct / len(few.test.labels)
     assert found.variant == "divergence, k=20"
     assert found.values["top1"] == pytest.approx(expected)
-    assert [arm.variant for arm in classify_by_cosine(few)] == ["cosine, k=20"]  # the bank has 60
+    assert [arm.variant for arm in classify_by(few, "cosine")] == [
+        "cosine, k=20"
+    ]  # the bank has 60
 
 
 def test_linear_is_above_chance_and_reports_what_it_chose(few):
@@ -154,14 +156,17 @@ def test_crops_hold_out_a_tenth_of_each_class(few, monkeypatch):
 
 def test_numbers_of_classes_may_have_gaps(few):
     """As where a class has no image at all: the last number counts, not how many there are."""
-    for judge in (classify_by_cosine, lambda each: [measure_on_cached(each, seed=0)]):
+    for judge in (
+        lambda each: classify_by(each, "cosine"),
+        lambda each: [measure_on_cached(each, seed=0)],
+    ):
         expected, found = judge(few), judge(with_gaps(few))
         assert [one.values for one in found] == [one.values for one in expected]
 
 
 def test_evaluation_leaves_the_networks_alone(few):
     before = {name: value.clone() for name, value in few.model.state_dict().items()}
-    classify_by_cosine(few)
+    classify_by(few, "cosine")
     classify_by(few, "divergence")
     measure_on_cached(few, seed=0)
     measure_on_crops(few, seed=0, epochs=1)
@@ -397,7 +402,7 @@ def test_features_that_are_no_numbers_are_refused(labelled):
     model = copy.deepcopy(labelled.model)
     model.encoder.mean.fill_(float("nan"))
     with pytest.raises(Diverged, match="not finite"):
-        classify_by_cosine(replace(labelled, model=model))
+        classify_by(replace(labelled, model=model), "cosine")
     model = copy.deepcopy(labelled.model)
     next(model.divergence_network.parameters()).data.fill_(float("nan"))
     with pytest.raises(Diverged, match="not finite"):

@@ -62,8 +62,7 @@ def nearest_by(
 ) -> Neighbours:
     """Find the k most similar bank entries of every query, under any similarity.
 
-    Equal similarities are ordered by bank index, also where k cuts through them, so the result
-    depends neither on the device nor on the chunk.
+    Equal similarities are ordered by bank index: neither the device nor the chunk matters.
 
     Args:
         similarity: Maps a chunk of queries (c, ...) to its similarities with the bank (c, B).
@@ -194,7 +193,7 @@ def knn(evaluation: Evaluation) -> list[Record]:
     other variants have one value. Few neighbours vote for few classes, so there is no top 5.
     """
     labelled, seeds = evaluation.labelled, evaluation.options.each_seed
-    rows = make_rows([classify_by_cosine(labelled)])
+    rows = make_rows([classify_by(labelled, "cosine")])
     if labelled.model.divergence_network is not None:
         rows += make_rows([classify_by(labelled, "embedding")])
         drawn = seeds[:1] if labelled.config.divergence.smoothing > 0 else seeds
@@ -202,18 +201,18 @@ def knn(evaluation: Evaluation) -> list[Record]:
     return rows
 
 
-def classify_by_cosine(labelled: LabelledFeatures) -> list[Measurement]:
-    """Classify by the neighbours of the largest cosine."""
-    bank = labelled.train.features.representation
-    queries = labelled.test.features.representation
-    found = cosine_neighbours(queries, bank, min(max(NEIGHBOURS), len(bank)))
-    return _measure_votes("cosine", found, labelled)
-
-
 def classify_by(labelled: LabelledFeatures, measure: str, seed: int = 0) -> list[Measurement]:
-    """Classify by the learned divergence, or by the cosine of embeddings; the seed orders ties."""
+    """Classify by the nearest neighbours of a measure; the seed orders ties."""
     found = find_neighbours(labelled, labelled.test.features, measure, max(NEIGHBOURS), seed)
-    return _measure_votes(VARIANTS[measure], found, labelled)
+    measured = []
+    labels = labelled.train.labels
+    for k in [k for k in NEIGHBOURS if k <= len(labels)] or [len(labels)]:
+        predicted = vote(found, labels, labelled.num_classes, k=k)
+        settings = {"k": k, "temperature": VOTE_TEMPERATURE}
+        values, kept = labelled.measure(predicted), pack(predicted)
+        variant = f"{VARIANTS[measure]}, k={k}"
+        measured.append(Measurement(variant, values, *labelled.counts, settings, predicted=kept))
+    return measured
 
 
 def find_neighbours(
@@ -232,20 +231,6 @@ def find_neighbours(
     sigma = labelled.model.sigma
     psi = similarity(-found.similarities, "gaussian", settings.sigma if sigma is None else sigma)
     return found._replace(similarities=psi)
-
-
-def _measure_votes(
-    name: str, neighbours: Neighbours, labelled: LabelledFeatures
-) -> list[Measurement]:
-    measured = []
-    labels = labelled.train.labels
-    for k in [k for k in NEIGHBOURS if k <= len(labels)] or [len(labels)]:
-        predicted = vote(neighbours, labels, labelled.num_classes, k=k)
-        settings = {"k": k, "temperature": VOTE_TEMPERATURE}
-        values = labelled.measure(predicted)
-        variant, kept = f"{name}, k={k}", pack(predicted)
-        measured.append(Measurement(variant, values, *labelled.counts, settings, predicted=kept))
-    return measured
 
 
 def build_knn_monitor(train: Split, config: Config, device: torch.device) -> "Monitor | None":

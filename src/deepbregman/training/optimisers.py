@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,9 @@ TINY = 1e-12
 class MomentumOptimiser(Optimizer):
     """Base of LARS and Muon: keeps a velocity for each weight, from its first gradient on."""
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nobody gives one
         """Take one step."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
         weights = [
             [w for w in group["params"] if w.grad is not None] for group in self.param_groups
         ]
@@ -37,7 +32,6 @@ class MomentumOptimiser(Optimizer):
             if "velocity" not in self.state[weight]:
                 self.state[weight]["velocity"] = torch.zeros_like(weight)
         self.move(weights)
-        return loss
 
     def move(self, weights: list[list[Tensor]]) -> None:
         """Move the weights of every group by their gradients."""
@@ -55,8 +49,7 @@ class Lars(MomentumOptimiser):
     added, and the velocity holds no learning rate, as in torch's SGD. Biases and normalisation
     (groups that say ``is_weight: False``, or else parameters of one dimension) are not adapted.
     The local rate is ``trust * ||w|| / ||g + decay * w||``, times the global one. With ``clip`` it
-    is a limit instead: the smaller of the two rates counts, so that a weight moves as SGD moves it,
-    but by no more than its share ``trust``.
+    is a limit instead: a weight moves as by SGD, but by no more than its share ``trust``.
     """
 
     def __init__(
@@ -148,7 +141,6 @@ class Muon(MomentumOptimiser):
     def _update(
         self, weights: list[list[Tensor]], gradients: list[list[Tensor]], rates: Sequence[Number]
     ) -> None:
-        """Move the weights of every group, at a learning rate for each."""
         for some, theirs, rate, group in zip(
             weights, gradients, rates, self.param_groups, strict=True
         ):
@@ -228,8 +220,7 @@ def orthogonalise(
 ) -> Tensor:
     """Bring the singular values of matrices near 1 by Newton-Schulz iterations.
 
-    ``X <- a X + b (X X^T) X + c (X X^T)^2 X``; in bfloat16 on a GPU, where rounding does no harm.
-    ``matrices`` are (B, m, n).
+    ``X <- a X + b (X X^T) X + c (X X^T)^2 X`` of (B, m, n); in bfloat16 on a GPU.
     """
     a, b, c = coefficients
     x = matrices.bfloat16() if matrices.is_cuda else matrices
@@ -278,7 +269,6 @@ def merge_groups(config: OptimiserSettings, groups: Iterable[Group]) -> list[dic
 
 
 def _split_convolutions(config: OptimiserSettings, group: dict[str, Any]) -> list[dict[str, Any]]:
-    """Put the convolutions of a group into a group with its own learning rate."""
     relative = config.convolution_rate / config.learning_rate
     parts = []
     for is_convolution in (False, True):
@@ -314,8 +304,7 @@ def build_optimiser(
 def learning_rate(config: OptimiserSettings, step: int, steps_per_epoch: int, epochs: int) -> float:
     """Return the learning rate of a step, counted from 0.
 
-    Warm-up rises linearly and reaches the full rate at its end; the cosine then falls from the full
-    rate to 0 at the end of training.
+    Warm-up rises linearly to the full rate; the cosine then falls to 0 at the end of training.
     """
     warmup = round(config.warmup_epochs * steps_per_epoch)
     if step < warmup:
