@@ -28,17 +28,11 @@ Build = Callable[[], Step]
 
 BARE = "bare encoder"
 DIVERGENCE = {
-    "teacher": None,
-    "weak_views": None,
-    "divergence.weight": 1.0,
-    "divergence.source": "learned",
-    "divergence.compare": "contrast",
-    "divergence.kernel": "gaussian",
-    "divergence.pairs": "views",
-    "divergence.num_subnetworks": 100,
-    "divergence.temperature": 0.2,
-    "divergence.smoothing": 0.0,
-    "divergence.target_smoothing": 0.0,
+    **{"teacher": None, "weak_views": None, "divergence.weight": 1.0},
+    **{"divergence.source": "learned", "divergence.compare": "contrast"},
+    **{"divergence.kernel": "gaussian", "divergence.pairs": "views"},
+    **{"divergence.num_subnetworks": 100, "divergence.temperature": 0.2},
+    **{"divergence.smoothing": 0.0, "divergence.target_smoothing": 0.0},
 }
 """The paper's hard form on pairs of views, unless an arm changes it."""
 

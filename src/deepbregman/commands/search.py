@@ -56,8 +56,7 @@ def search(
 ) -> "SearchResult":
     """Find the images most similar to a query.
 
-    A query never finds itself. To measure how well searches find classes, use deepbregman evaluate
-    RUN --protocol retrieval.
+    A query never finds itself. deepbregman evaluate RUN --protocol retrieval measures searches.
 
     Args:
         run: Folder of a run, as `deepbregman pretrain` writes it.
@@ -82,8 +81,7 @@ def search(
     if not queries:
         raise UserError(
             "search needs an image: give --query FILE, or an image of the dataset such as "
-            "--query train:17; `deepbregman evaluate RUN --protocol retrieval` measures how well "
-            "searches find classes"
+            "--query train:17"
         )
     from deepbregman.evaluation.search_index import (
         SearchResult,

@@ -1,7 +1,6 @@
 """Bytes and labels to uint8 batches on the training device.
 
-The public names are those of ``__init__.pyi``, each loaded when it is first used: ``check_source``
-needs no torch.
+The public names are those of ``__init__.pyi``, each loaded when it is first used.
 """
 
 import lazy_loader

@@ -224,8 +224,7 @@ class StreamingBatches:
     def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
         """Yield several orders one after the other; workers read ahead across their ends.
 
-        One pass at a time: beginning another ends this one. Workers start in the thread that calls
-        this; the batches may be taken in another.
+        One pass at a time: beginning another ends this one. Another thread may take the batches.
         """
         parts = cut_orders(orders, batch_size, torch.device("cpu"))
         if not isinstance(self._images, FileImages):

@@ -131,7 +131,6 @@ def _decode_and_measure(path: ImagePlace) -> tuple[int, int]:
 
 
 def _check_archive(path: Path, report: CheckReport, progress: ReportProgress) -> None:
-    """Verify the checksums of an ``.npz`` file, and count the images of each class."""
     progress("verifying checksums", 0, 1)
     verify_checksums(path)
     source = open_archive(path)

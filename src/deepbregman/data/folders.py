@@ -1,7 +1,6 @@
 """List the image files of a dataset, with their classes and splits, without opening any.
 
-For a folder of the user's own, and for ImageNet, Tiny ImageNet and ISIC 2018 in the layouts of
-their archives. Needs no torch.
+For a user's own folder, and for ImageNet, Tiny ImageNet and ISIC 2018. Needs no torch.
 """
 
 import csv
@@ -220,7 +219,7 @@ def _has_splits(folder: Path, tree: Tree) -> bool:
         return False  # a class of trains among others
     raise UserError(
         f"data.source {str(folder)!r}: has train/<class> but also {quote_some(others)}; keep train "
-        "and test (or val) in it and move the rest elsewhere"
+        "and test (or val), move the rest"
     )
 
 
@@ -318,8 +317,7 @@ def list_tiny_imagenet(folder: Path) -> Listing:
 
     Training images are ``train/<wnid>/images/*.JPEG``. The labelled test split is the archive's
     ``val``, by ``val/val_annotations.txt``: the labels of its ``test`` were never published.
-    Classes are those of ``wnids.txt`` in ascending order, named as in ``words.txt`` where it is
-    there.
+    Classes are those of ``wnids.txt`` in ascending order, named as in ``words.txt``, if there.
     """
     wnids = sorted(line for line in _read_lines(folder / "wnids.txt") if line)
     if not wnids or len(set(wnids)) != len(wnids):
@@ -327,8 +325,7 @@ def list_tiny_imagenet(folder: Path) -> Listing:
     tree = read_tree(folder / "train")
     if odd := sorted(set(wnids) ^ set(tree.groups)):
         raise UserError(
-            f"{str(folder / 'train')!r} does not have the classes that wnids.txt names: only one "
-            f"of the two has {quote_some(odd)}"
+            f"{str(folder / 'train')!r}, wnids.txt: only one of the two has {quote_some(odd)}"
         )
     table = folder / "val" / "val_annotations.txt"
     images = {path.name: path for path in read_tree(folder / "val" / "images").here}

@@ -100,8 +100,7 @@ def open_stored(
 ) -> Source:
     """Make a source of an indexed dataset.
 
-    A sample of the images is looked at. With ``skip_unreadable`` and up to 20,000 images every one
-    is decoded, and those that cannot be are left out.
+    A sample is looked at. With ``skip_unreadable``, up to 20,000 images are decoded, or left out.
     """
     parts = [part for part in (data.train, data.test) if part is not None]
     splits: list[Split] = []
@@ -163,8 +162,7 @@ def find_median_side(places: Sequence[ImagePlace]) -> int:
 def without_unreadable(source: Source, progress: Progress = ignore_progress) -> Source:
     """Leave out the files that cannot be decoded, of a dataset too large for that on opening.
 
-    What is left keeps its split: an image that was trained on is not tested on. Where nothing is
-    to be left out, the source itself is returned.
+    What is left keeps its split: an image that was trained on is not tested on.
     """
     num_images = sum(map(len, source.splits.values()))
     if len(source.skipped) + num_images <= FULL_DECODE_LIMIT:
@@ -182,7 +180,6 @@ def without_unreadable(source: Source, progress: Progress = ignore_progress) -> 
 
 
 def _leave_out_undecodable(split: Split, progress: Progress) -> tuple[Split, tuple[str, ...]]:
-    """Return the images that can be decoded, and the names of the others."""
     images = split.images
     if not isinstance(images, FileImages):
         return split, ()

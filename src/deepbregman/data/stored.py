@@ -50,8 +50,8 @@ def list_parts(path: Path, suffix: str) -> list[Path]:
     if path.suffix.lower() == suffix and not path.is_dir():  # Spark names folders so
         if not path.is_file():
             raise UserError(
-                f"data.source {str(path)!r}: no such file; give a {suffix} file of this machine, "
-                "or the folder of all of them; patterns and addresses are not read"
+                f"data.source {str(path)!r}: no such file; give a {suffix} file, or the folder of "
+                "all; patterns and addresses are not read"
             )
         return [path]
     if not path.is_dir():
@@ -81,8 +81,7 @@ def group_by_split(path: Path, parts: Sequence[Path]) -> dict[str, list[Path]]:
     train = groups.get("train", unnamed)
     if not train:
         raise UserError(
-            f"data.source {str(path)!r}: has {', '.join(sorted(groups))} but no train; name the "
-            "files to train on train-..."
+            f"data.source {str(path)!r}: {', '.join(sorted(groups))} but no train; name one train-"
         )
     test = groups.get("test", groups.get("val"))
     return {"train": train} | ({} if test is None else {"test": test})

@@ -59,8 +59,7 @@ class Clusters(NamedTuple):
 
     Attributes:
         assignment: (N,) int64, the cluster of each point.
-        centroids: (C, K) float64, scores of each cluster's empirical distribution; where a cluster
-            is empty, its last one.
+        centroids: (C, K) float64, scores of each cluster; where one is empty, its last ones.
         objective: mean divergence of points to their centroids, after the first assignment, and
             then in turn after each update of the centroids and each assignment. Never increases.
     """
@@ -129,8 +128,7 @@ def euclidean_clusters(points: Tensor, num_clusters: int, seed: int = 0) -> Clus
 def _check_count(points: Tensor, num_clusters: int) -> None:
     if points.ndim != 2 or not 1 <= num_clusters <= len(points):
         raise ValueError(
-            f"{num_clusters} clusters of points of shape {tuple(points.shape)}: give (N, K) points "
-            "and ask for 1 to N clusters"
+            f"{num_clusters} clusters of points of shape {tuple(points.shape)}: (N, K) has 1 to N"
         )
 
 
@@ -385,8 +383,7 @@ def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> i
         clusters = num_classes if num_classes > 1 else few
     if not 2 <= clusters <= num_images:
         raise UserError(
-            f"clusters is {clusters}: it must be from 2 to {num_images}, the number of images; one "
-            "cluster would hold them all"
+            f"clusters is {clusters}: it must be from 2 to {num_images}, the number of images"
         )
     return clusters
 
@@ -428,7 +425,6 @@ def cluster(evaluation: Evaluation) -> list[Record]:
 
 
 def _measure(variant: str, split: str, labels: Tensor, found: Tensor, count: int) -> Measurement:
-    """Measure how well clusters agree with classes."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     metrics = {"NMI": normalized_mutual_info_score, "ARI": adjusted_rand_score, "purity": purity}

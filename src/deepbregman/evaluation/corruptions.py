@@ -126,7 +126,6 @@ def fit_classifiers(labelled: LabelledFeatures, seed: int) -> dict[str, Predict]
 def _list_measurements(
     labelled: LabelledFeatures, found: dict[str, dict[str, dict[str, float]]]
 ) -> list[Measurement]:
-    """Make a measurement of every corruption, and of the mean over all of them."""
     corrupted = [name for name in found if name != "clean"]
     measured = []
     for classifier, clean in found["clean"].items():

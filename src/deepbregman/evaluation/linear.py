@@ -86,8 +86,7 @@ def fit_linear(
 
     Args:
         l2: Strength of the penalty on the weights; positive, which makes the optimum unique.
-        max_iterations: A limit of Newton's steps; a fit that ends before the optimum gives a
-            RuntimeWarning.
+        max_iterations: Most steps of Newton; an end before the optimum gives a RuntimeWarning.
         start: Where to start, to save iterations; the optimum does not depend on it.
         one_scale: Divide all features by one deviation, so that a handful of rows cannot blow up
             the features that happen to be nearly constant among them.
@@ -280,8 +279,7 @@ class _Objective:
     def compute_preconditioner(self, point: _Point) -> Tensor:
         """Return a preconditioner (d + 1, d + 1) that all classes share.
 
-        It is the inverse of a Cholesky factor of the covariance of the rows, each weighted by its
-        mean p (1 - p), plus l2.
+        The inverse Cholesky factor of the covariance of the rows, weighted by p (1 - p), plus l2.
         """
         design, width = self.design, self.design.shape[1]
         curvature = design.new_zeros(width + 1, width + 1)
@@ -428,9 +426,8 @@ def check_linear(evaluation: Evaluation) -> None:
     labels = evaluation.labelled.source.train.known_labels
     if len(hold_out(labels, evaluation.options.seed)) == 0:
         raise UserError(
-            "the settings of a linear classifier are chosen on held-out training images, and data "
-            f"{evaluation.data!r} has {len(labels)} images, no two of a class: give 2 or more of "
-            "some class, or use --protocol knn"
+            f"data {evaluation.data!r} has {len(labels)} images, no two of a class, so that none "
+            "can be held out to choose settings: give 2 of some class, or use --protocol knn"
         )
 
 

@@ -50,14 +50,13 @@ def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
     theirs, mine = list_weights(fast), list_weights(slow)
     if len(mine) != len(theirs):
         raise ValueError(
-            f"the network has {len(theirs)} weights and its teacher {len(mine)}: give the network "
-            "that the teacher was made from"
+            f"the network has {len(theirs)} weights and its teacher {len(mine)}: it is another one"
         )
     for own, other in zip(mine, theirs, strict=True):
         if own.shape != other.shape:
             raise ValueError(
                 f"the network has weights of shape {tuple(other.shape)} where its teacher has "
-                f"{tuple(own.shape)}: give the network that the teacher was made from"
+                f"{tuple(own.shape)}: it is another one"
             )
     torch._foreach_lerp_(mine, theirs, 1.0 - momentum)
 
@@ -119,8 +118,7 @@ class Bank(nn.Module):
         """Put in embeddings (N, d), the last of them the youngest; of more than K, the last K."""
         if embeddings.ndim != 2 or embeddings.shape[1] != self.weight.shape[1]:
             raise ValueError(
-                f"embeddings of shape {tuple(embeddings.shape)}: expected (N, "
-                f"{self.weight.shape[1]}), by the width of the bank"
+                f"rows of shape {tuple(embeddings.shape)}: expected (N, {self.weight.shape[1]})"
             )
         count = len(embeddings)
         latest = embeddings[-self.num_subnetworks :]

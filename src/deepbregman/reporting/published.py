@@ -1,7 +1,6 @@
 """Published values, shown beside ours and never mixed with them.
 
-``published.toml`` holds the paper's tables. A study carries published series of its own, in
-``results.json``, shown beside its arms.
+``published.toml`` holds the paper's tables; a study has series of its own in ``results.json``.
 """
 
 import importlib.resources

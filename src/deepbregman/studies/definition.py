@@ -36,8 +36,7 @@ ENDINGS: Mapping[str, Changes] = {
     CONTROL: {"divergence.weight": 0.0, "divergence.info_nce": 1.0},
     BOTH: {"divergence.info_nce": 1.0},
 }
-"""Endings of the name of a recipe that make another arm of it: no divergence, InfoNCE to the same
-teacher and bank in its place, or both terms."""
+"""Endings that make another arm of a recipe: no divergence, InfoNCE in its place, or both."""
 HOLDOUT = 0.1
 """Share of the training images to evaluate on where the recipe holds none out."""
 IMAGES = ("data.source", "data.root", "data.skip_unreadable")
@@ -106,8 +105,7 @@ class StudyOptions:
     seeds: MaybeNumber = None
     """Number of seeds, 3 by default."""
     only: tuple[str, ...] = ()
-    """Arms to run, by name or pattern; deepbregman study NAME --help names them. By default all
-    that train without labels."""
+    """Arms to run, by name or pattern, as --help names them; by default all without labels."""
     values: tuple[str, ...] = ()
     """For a study that varies one field: values to use instead. For study learning-rates: further
     multiples of the rate of each recipe; they can also be added to a study that has begun."""
@@ -148,8 +146,7 @@ class SearchOptions:
     sampler: Annotated[
         Literal["gp", "tpe", "random"] | None, tyro.conf.arg(metavar="{gp,tpe,random}")
     ] = None
-    """gp (the default): a Gaussian process. tpe: a Parzen estimator, which also learns from pruned
-    trials. random: values drawn at random."""
+    """gp (the default): a Gaussian process. tpe: a Parzen estimator. random: random values."""
     prune: Annotated[bool | None, tyro.conf.arg(metavar="{True,False}")] = None
     """Stop a trial whose kNN accuracy is below the median of earlier trials; True by default."""
     out: MaybePath = None
@@ -206,8 +203,7 @@ class Study:
             return self
         if self.field is None:
             raise UserError(
-                f"study {self.name} takes no --values: its arms are {self._names()}; choose among "
-                "them with --only"
+                f"study {self.name} takes no --values: choose arms with --only ({self._names()})"
             )
         written = [str(value) for value in values]
         twice = [word for word in written if written.count(word) > 1]
@@ -262,8 +258,7 @@ class Study:
             twin = next((arm.name for arm in arms if arm.changes == changes), None)
             if twin is not None:
                 raise UserError(
-                    f"recipes {twin} and {name} are the same configuration: there is nothing to "
-                    "compare; leave one of them out"
+                    f"recipes {twin} and {name} are the same configuration: leave one of them out"
                 )
             series = ALONE if self.with_divergence else _name_plain_series(config)
             series = OURS if config.divergence.is_on else series
@@ -279,14 +274,12 @@ class Study:
         for factor in factors:
             if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
                 raise UserError(
-                    f"--values {factor}: a multiple of the learning rate must be a number above 0, "
-                    "such as 0.1"
+                    f"--values {factor}: a multiple of the rate must be a number above 0"
                 )
         joined = dict.fromkeys([*self.rate_factors, *map(float, factors)])
         return dataclasses.replace(self, rate_factors=tuple(joined))
 
     def _with_rates(self, configs: Mapping[str, Config]) -> "Study":
-        """Make an arm of every recipe for each multiple of its learning rate."""
         base = next(iter(configs.values()))
         arms = []
         for factor in self.rate_factors:
@@ -352,8 +345,7 @@ def _require_new(name: str, configs: Mapping[str, Config]) -> str:
     """Return the name of an arm that a study makes of a recipe, if no recipe has it."""
     if name in configs:
         raise UserError(
-            f"--recipes names {name}, which this study also makes of another recipe: rename the "
-            "file, or leave it out"
+            f"--recipes names {name}, which this study makes of another: rename or leave it out"
         )
     return name
 
@@ -434,8 +426,7 @@ def join_changes(options: StudyOptions | SearchOptions) -> dict[str, Any]:
             continue
         if changes.get(key, value) != value:
             raise UserError(
-                f"--{name} {value} and --set {key}={changes[key]} contradict each other: leave one "
-                "of them out"
+                f"--{name} {value} and --set {key}={changes[key]} differ: leave one of them out"
             )
         given[key] = value
     return {**given, **changes}
@@ -483,8 +474,8 @@ def check_same(before: Config | None, config: Config, what: str) -> None:
     changed = describe_differences(before, config) if before else ""
     if changed:
         raise UserError(
-            f"{what} was begun with other settings ({changed}): leave the options out to continue "
-            "with those, or choose another folder with --out"
+            f"{what} was begun with other settings ({changed}): leave the options out, or choose "
+            "another --out"
         )
 
 
@@ -499,9 +490,8 @@ def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
         section, _, key = name.partition(".")
         if key != "weight" and values.get(f"{section}.weight") == 0.0:
             raise UserError(
-                f"{what} needs the {section} term for {name}, but {section}.weight is 0 in this "
-                "recipe, so nothing would differ: choose a recipe in which it is above 0, such as "
-                f"best, or give --set {section}.weight=1"
+                f"{what} needs the {section} term for {name}, and {section}.weight is 0: choose "
+                f"another recipe, such as best, or give --set {section}.weight=1"
             )
 
 
@@ -535,8 +525,7 @@ def name_arms(arms: Sequence[str], option: str = "recipes") -> list[str]:
         same = [arm for arm, other in zip(arms, names, strict=True) if other == name]
         if len(same) > 1:
             raise UserError(
-                f"--{option} {' '.join(same)} names {name} twice, and runs are called after it; "
-                "leave one out, or rename a file"
+                f"--{option} {' '.join(same)} names {name} twice: leave one out, or rename a file"
             )
     return names
 
@@ -572,8 +561,8 @@ def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
     other_images = describe(IMAGES)
     if other_images:
         raise UserError(
-            f"the recipes are of different images ({'; '.join(other_images)}): give all of them "
-            "the same with --data NAME, or with --set FIELD=VALUE"
+            f"the recipes are of different images ({'; '.join(other_images)}): give --data NAME, "
+            "or --set FIELD=VALUE"
         )
     found = describe(BUDGET)
     sides = {name: config.view_size for name, config in configs.items()}
@@ -588,8 +577,7 @@ def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
         found.append(f"training.epochs x views.num_views is {words}")
     if found and not unequal:
         raise UserError(
-            f"the budgets of the recipes differ ({'; '.join(found)}): make them equal, in the "
-            "recipes or with --set FIELD=VALUE for all, or compare them as they are with "
-            "--unequal; the results then name the difference"
+            f"the budgets of the recipes differ ({'; '.join(found)}): make them equal, such as by "
+            "--set FIELD=VALUE, or compare them as they are with --unequal"
         )
     return found

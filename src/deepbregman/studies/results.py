@@ -78,8 +78,7 @@ def estimate_interval(
 ) -> list[float] | None:
     """Return the interval of a difference in points, over seeds and test images.
 
-    Pairs are what two arms predicted with each seed. None if one is not kept, or of other images
-    than the first.
+    Pairs are what two arms predicted with each seed. None if one is missing or of other images.
     """
     import numpy as np
 
