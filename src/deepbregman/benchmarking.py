@@ -65,8 +65,7 @@ class TimedArm:
     peak_bytes: int = 0
     """Device memory above what was in use before; 0 on a CPU."""
     lead_in: int = 0
-    """Untimed steps before every turn. An arm with loader workers must first use up the batches
-    that they prepared while other arms had their turn."""
+    """Untimed steps before every turn, to use up batches that loader workers had prepared."""
 
 
 def measure(

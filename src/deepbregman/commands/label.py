@@ -81,13 +81,11 @@ def label(
         labels: CSV file with the columns image and label, or a folder with a sub-folder for each
             class; at least two classes need 2 images or more. In Python also a mapping from image
             to label. Without labels, the command line picks images to label.
-        data: Other images to label, such as a folder of new photos, instead of the run's own. The
-            labels may be of these images or of the run's.
+        data: Other images to label, such as new photos; labels may be of these or of the run's.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
             nearest class by the divergence over a bank of the images. By default all.
-        balanced: Let every class count the same, so that rare classes are found: in the linear
-            classifier, and in the accuracy by which a classifier is chosen.
+        balanced: Let every class count the same, so that rare classes are found.
         suggest: Number of images to list that are most useful to label next. Without labels, the
             number of random images that the command line picks, by default 50.
         out: CSV file for the label and the probabilities of each image; it must not exist.

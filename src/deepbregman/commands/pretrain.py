@@ -77,8 +77,7 @@ def pretrain(
     Args:
         recipe: Name of a recipe, a .toml file, or a configuration.
         data: A dataset instead of the recipe's: digits, cifar10, a folder, an .npz file; or images
-            of your program: a uint8 array or tensor, a pair (images, labels), or a map-style
-            dataset; see :func:`own_data`.
+            of your program, as :func:`own_data` takes them.
         run: Folder of the run. If it is new, a run starts; an interrupted run of the same settings
             continues; a complete one stays as it is. By default a new folder in runs/.
         budget: Time that pretraining may take, such as 30m or 2h. The recipe auto measures the

@@ -268,8 +268,7 @@ class DIMSettings(ObjectiveSettings):
     loss: Literal["jsd", "info_nce"] = "jsd"
     """Estimate of the information: by Jensen and Shannon, or by InfoNCE."""
     stage: Annotated[int, Range(1, 4)] = 3
-    """Stage of the encoder, of four, that local features come from. Those of a later stage see more
-    of the image: in ResNet-18 for thumbnails 11, 25, 53 and 109 px."""
+    """Stage of the encoder, of four, that local features come from; a later one sees more."""
 
 
 @dataclass(frozen=True)

@@ -184,11 +184,9 @@ def _wait_for(owner: int) -> None:
 class StreamingBatches:
     """Images that stay on the host: files decoded by worker processes, or an array indexed.
 
-    The batches depend on the order alone, not on the number of workers, and at most two batches
-    a worker are waiting. The global random state is not touched.
+    The batches depend on the order alone, not on the number of workers.
 
-    With ``skip_unreadable`` the nearest following readable image of the batch takes the place of
-    one that cannot be decoded. With 0 workers this process decodes.
+    With ``skip_unreadable`` the next readable image takes the place of one that is not.
     """
 
     resident = False

@@ -64,8 +64,7 @@ class CheckReport:
 def check_data(name: str, root: Path, progress: ReportProgress) -> CheckReport:
     """Look at a dataset by name, a folder of images or an ``.npz`` file.
 
-    Counts and labels are compared with what was published for datasets of image files, checksums
-    for the others, and for archives that lie in the root.
+    Numbers of image files are compared with those published, of others the checksums.
     """
     dataset, path = find_source(name, with_boxes=True)
     root = expand_home(root)

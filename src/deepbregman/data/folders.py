@@ -48,8 +48,7 @@ class Listing(NamedTuple):
     test: Files | None = None
     classes: tuple[str, ...] | None = None
     groups: list[int] | None = None
-    """For each training image the number of its group, such as a lesion: a test split that is
-    taken from the training images shares no group with them."""
+    """The group of each training image, such as a lesion, which no test split may divide."""
     ignored: Mapping[str, int] = MappingProxyType({})
     """Files that are not images by their extension, and hidden images: how many of each."""
     takes_test_from_train: bool = True

@@ -214,8 +214,7 @@ def _check_files(
 ) -> _Readable:
     """Find which files can be read, and choose the frame.
 
-    Few files are decoded in full; of many the headers are read. What was found is kept for the
-    next time, and only files that could not be read are tried again.
+    Few files are decoded in full; of many the headers are read. What was found is kept.
     """
     decodes = len(paths) <= FULL_DECODE_LIMIT
     cache = _name_cache(folder, paths, decodes) if len(paths) >= CACHED_FROM else None

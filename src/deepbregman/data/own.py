@@ -107,8 +107,7 @@ def find_label(item: Any) -> Any:
 def to_image(found: Any) -> Image.Image:
     """Take a PIL image, or a uint8 tensor or array, as an image.
 
-    Decoding closes a file and may shrink a JPEG, and the program may keep the object. So a file
-    that it has opened but not read is opened again.
+    Decoding closes a file, which the program may keep: one that is not read is opened again.
     """
     if isinstance(found, ImageFile.ImageFile):
         if found.tile and found.filename:

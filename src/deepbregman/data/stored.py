@@ -81,7 +81,8 @@ def group_by_split(path: Path, parts: Sequence[Path]) -> dict[str, list[Path]]:
     train = groups.get("train", unnamed)
     if not train:
         raise UserError(
-            f"data.source {str(path)!r}: {', '.join(sorted(groups))} but no train; name one train-"
+            f"data.source {str(path)!r}: has {', '.join(sorted(groups))} but no train; name the "
+            "files to train on train-..."
         )
     test = groups.get("test", groups.get("val"))
     return {"train": train} | ({} if test is None else {"test": test})

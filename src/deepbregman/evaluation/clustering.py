@@ -110,8 +110,8 @@ def bregman_clusters(
 def euclidean_clusters(points: Tensor, num_clusters: int, seed: int = 0) -> Clusters:
     """Cluster points (N, d) by their squared distance, as scikit-learn's ``KMeans`` does.
 
-    The draws of the starts, the steps and the rule to stop are its own; the work is done where the
-    points are. The centroids are those of points whose mean is 0.
+    Draws, steps and the rule to stop are its own; the work is done where the points are. The
+    centroids are those of points whose mean is 0.
     """
     _check_count(points, num_clusters)
     points = points - points.mean(dim=0)  # large squares would cancel

@@ -1,7 +1,6 @@
 """The protocol ``corruptions``: noisy, compressed, blurred and low-contrast test images.
 
-The strengths are 1, 3 and 5 of CIFAR-10-C (Hendrycks and Dietterich, 2019); a blur is scaled with
-the side of the images. Classifiers learn from clean images only.
+The strengths are 1, 3 and 5 of CIFAR-10-C (Hendrycks and Dietterich, 2019); a blur is scaled.
 """
 
 import io

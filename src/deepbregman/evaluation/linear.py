@@ -88,8 +88,7 @@ def fit_linear(
         l2: Strength of the penalty on the weights; positive, which makes the optimum unique.
         max_iterations: Most steps of Newton; an end before the optimum gives a RuntimeWarning.
         start: Where to start, to save iterations; the optimum does not depend on it.
-        one_scale: Divide all features by one deviation, so that a handful of rows cannot blow up
-            the features that happen to be nearly constant among them.
+        one_scale: Divide all features by one deviation: a handful of rows may be nearly constant.
         weighted: Every class counts the same in the mean cross-entropy, however many rows it has.
     """
     with torch.inference_mode(False), torch.no_grad():
@@ -124,8 +123,7 @@ def choose_l2(
     """Choose the penalty by the accuracy on a part held out of the training set.
 
     Penalties are tried from the strongest to the weakest, each fit starting where the last ended,
-    until ``PATIENCE`` in a row are worse than the best: too weak a penalty overfits, a weaker one
-    overfits more, and the weakest take most of the time.
+    until ``PATIENCE`` in a row are worse than the best: weaker ones overfit more, and take longest.
 
     Args:
         held_out: (m,), indices of the held-out part; the fits see the other n - m rows only.

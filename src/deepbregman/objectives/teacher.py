@@ -64,8 +64,7 @@ def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
 def list_weights(network: nn.Module) -> list[Tensor]:
     """List the weights of a network as ``parameters()`` does: each once, and depth first.
 
-    A teacher needs two such lists at each step, and the step of a small network waits for the host;
-    ``parameters()`` takes two to three times as long.
+    A teacher needs two such lists at each step; ``parameters()`` takes two to three times as long.
     """
     found: dict[Tensor, None] = {}
     modules = [network]

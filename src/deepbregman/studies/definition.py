@@ -182,8 +182,7 @@ class Study:
     recipes: tuple[str, ...] = ()
     """Names of the recipes, the reference first, if the arms are whole recipes."""
     with_divergence: Changes = dataclasses.field(default_factory=dict)
-    """If the arms are whole recipes: changes that add a divergence. They make a second arm of every
-    recipe that has none and can have one. Empty for no second arms."""
+    """If the arms are whole recipes: changes that make a second arm, with a divergence, of each."""
     rate_factors: tuple[float, ...] = ()
     """If the arms are whole recipes: multiples of the learning rate; each is an arm of a recipe."""
     evaluate_on: EvaluateOn = "test"
@@ -545,8 +544,7 @@ def list_by_value(values: Mapping[str, str]) -> str:
 def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
     """Refuse recipes with unequal budgets, unless that is allowed; return the differences.
 
-    The samples in a step may differ: with more of them a step costs more, and there are fewer
-    steps. Recipes for different images are always refused.
+    The samples in a step may differ. Recipes for different images are always refused.
     """
     differing = differing_fields(*configs.values())
 

@@ -10,8 +10,7 @@
       tables.md, tables/*.csv, tables/*.tex
       differences.png, .svg, .pdf
 
-A run is trained once and then measured by one protocol after the other. Whatever its
-``result.json`` holds already is not measured again.
+A run is trained once. Whatever its ``result.json`` holds is not measured again.
 """
 
 import re

@@ -67,8 +67,7 @@ class Health:
     def measure(self, encoder: nn.Module) -> dict[str, float]:
         """Measure the encoder, in evaluation mode, and remember the neighbours it finds.
 
-        Not in the result is what cannot be computed: stability the first times, alpha-ReQ of
-        collapsed representations, and everything that is not finite.
+        What cannot be computed, or is not finite, is not in the result.
         """
         with torch.no_grad():
             order = torch.arange(self.batches.num_images)

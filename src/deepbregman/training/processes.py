@@ -256,9 +256,8 @@ def gather_views(mine: Tensor) -> Tensor:
 class SynchronisedNorm(_BatchNorm):
     """Batch normalisation by the mean and variance of the joint batch of all processes.
 
-    Outputs, gradients and running statistics equal those of ordinary batch normalisation of the
-    joint batch. Each process sends its count, mean and centred sum of squares: plain sums of
-    squares would cancel. torch's own class needs GPUs.
+    All equal those of ordinary batch normalisation of the joint batch. Each process sends count,
+    mean and centred sum of squares: plain sums would cancel. torch's own class needs GPUs.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -152,8 +152,7 @@ class BatchShare:
     def seed_dropout(self, draw: int) -> None:
         """Seed dropout for a forward pass.
 
-        Processes get masks of their own, so that with dropout, and with nothing else, a run in
-        another number of processes is another run.
+        Processes get masks of their own: with dropout, their number matters, as in nothing else.
         """
         position = draw * self.world_size + self.rank
         seed_dropout(derive_seed(self.config.seed, "dropout", position), self.device)

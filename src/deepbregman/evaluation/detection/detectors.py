@@ -150,7 +150,7 @@ def require_fitting(encoder: Encoder) -> ResNet:
         package = kind.__module__.partition(".")[0]
         raise UserError(f"this encoder is a {kind.__name__} of {package}: {fits}")
     if trunk.conv1.kernel_size != (7, 7) or not isinstance(trunk.maxpool, nn.MaxPool2d):
-        raise UserError(f"this encoder has the thumbnail stem, too large for photographs: {fits}")
+        raise UserError(f"this encoder has the thumbnail stem, not for photographs: {fits}")
     return trunk
 
 

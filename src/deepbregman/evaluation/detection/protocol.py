@@ -47,7 +47,7 @@ def check_detect(evaluation: Evaluation) -> None:
         )
     if not evaluation.can_record:
         raise UserError(
-            f"protocol 'detect' writes to {evaluation.run.path}, which it cannot: copy the run"
+            f"protocol 'detect' cannot write to {evaluation.run.path}: copy the run elsewhere"
         )
     folder = evaluation.run.path / "detection"
     for path in (folder, *folder.glob("*"), *folder.glob("*/*")):
