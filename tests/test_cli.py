@@ -778,5 +778,5 @@ def test_another_method_than_the_recipe_s_names_the_way_to_it(few_digits, capsys
         main(["pretrain", few_digits, "--objective.name", "byol"])
     assert caught.value.code == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "--objective.name is 'byol', and the recipe auto is of simclr" in said
+    assert "--objective.name is 'byol', and the method of the recipe auto is simclr" in said
     assert "`deepbregman recipes`" in said

@@ -273,7 +273,7 @@ def test_of_two_that_make_one_file_exactly_one_succeeds(tmp_path, monkeypatch, l
                 with create_file(path) as other:
                     other.write(b"second")
 
-    with pytest.raises(UserError, match=r"new exists: another process wrote it meanwhile"):
+    with pytest.raises(UserError, match=r"new exists: another process has written it"):
         make(b"first")
     assert path.read_bytes() == b"second"
     assert os.listdir(tmp_path) == ["new"]

@@ -210,7 +210,7 @@ def test_resuming_is_to_the_bit(trained, tmp_path, config, parts, diary, monkeyp
     code, _, said = command("pretrain", "--resume", folder)
     assert code == 2
     assert "data.source is 'custom'" in said
-    assert "`data=` to pretrain and resume" in said
+    assert "`data=` to deepbregman.pretrain and resume" in said
     for missing, words in (
         ("data", "data.source is 'custom'"),
         ("augment", "views.custom is true: .* as `augment=`"),
@@ -332,7 +332,7 @@ class TestViews:
 
 
 def test_an_augmentation_that_fails_leaves_no_run(tmp_path, config, few_digits):
-    with pytest.raises(UserError, match=r"\(2, 3, 8, 8\) is expected, .* let it crop or resize"):
+    with pytest.raises(UserError, match="let it crop or resize to 8"):
         pretrain(config, run=tmp_path / "run", data=few_digits, augment=v2.RandomCrop(4))
     assert not (tmp_path / "run").exists()
 
@@ -412,10 +412,10 @@ def test_a_method_with_another_head_that_needs_labels(tmp_path, config, digits, 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        ("simclr", "objective is 'simclr': give a subclass"),
+        ("simclr", "objective is 'simclr': .* a method of the package is a recipe"),
         (nn.Linear, "give a subclass of deepbregman.Objective"),
         (nn.Linear(2, 2), "give a subclass of deepbregman.Objective"),
-        (lambda encoder: None, "of an encoder and the widths"),
+        (lambda encoder: None, "takes the encoder and the widths"),
         (lambda encoder, widths: nn.Linear(2, 2), "makes Linear with weights of no term"),
         (lambda encoder, widths: Objective(encoder, nn.Sequential(), {}), "of no term"),
         (
@@ -444,10 +444,7 @@ def test_what_is_no_method_is_refused_before_the_images_are_read(tmp_path, confi
             lambda made: made._replace(terms={**made.terms, "distance": made.student[0, 0]}),
             r"loss term 'distance' of shape \(8,\): .*take its mean",
         ),
-        (
-            lambda made: made._replace(student=made.student[..., :3]),
-            "of width 3, .*encoder.embedding is 8",
-        ),
+        (lambda made: made._replace(student=made.student[..., :3]), "of width 3, .*takes 8"),
         (
             lambda made: made._replace(student=made.student[0]),
             r"student of shape \(4, 8\): it must be \(M, N, d\)",
@@ -540,7 +537,7 @@ def test_a_metric_of_the_runs_own_is_refused(config, name):
         def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float]:
             return {name: 1.0}
 
-    with pytest.raises(UserError, match=f"Wrong.on_epoch returned {name}, which the run uses"):
+    with pytest.raises(UserError, match=f"Wrong.on_epoch returned {name}, a name that the run's"):
         collect_metrics([Wrong()], {"epoch": 1}, build_step(config).model)
 
 
@@ -549,7 +546,7 @@ def test_two_callbacks_do_not_share_a_metric(config):
         def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float]:
             return {"norm": 1.0}
 
-    with pytest.raises(UserError, match=r"Same.on_epoch returned norm, which the run uses"):
+    with pytest.raises(UserError, match=r"Same.on_epoch returned norm, a name that"):
         collect_metrics([Same(), Same()], {"epoch": 1}, build_step(config).model)
 
 
@@ -559,7 +556,7 @@ def test_metrics_that_are_no_numbers_are_refused(config, wrong):
         def on_epoch(self, record: Mapping[str, Any], model: Model) -> Any:
             return wrong
 
-    with pytest.raises(UserError, match=r"Wrong.on_epoch returned .* return a dict of numbers"):
+    with pytest.raises(UserError, match=r"Wrong.on_epoch returned .* a dict of names and numbers"):
         collect_metrics([Wrong()], {"epoch": 1}, build_step(config).model)
 
 

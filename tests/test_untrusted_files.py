@@ -408,7 +408,7 @@ class TestRunFolder:
     def test_transfer_to_the_home_of_nobody(self, run):
         """It compares places before it opens any."""
         data = "~nobody-by-this-name"
-        refusal(lambda: evaluate(run, protocols=("transfer",), data=data), data, "no such user")
+        refusal(lambda: evaluate(run, protocols=("transfer",), data=data), data, "no user")
 
     @pytest.mark.parametrize("place", ["~nobody-by-this-name/x", "a\0b", "x" * 5000, "\udce9"])
     def test_places_that_cannot_be(self, place, capsys, tmp_path):

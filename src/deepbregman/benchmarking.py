@@ -28,11 +28,17 @@ Build = Callable[[], Step]
 
 BARE = "bare encoder"
 DIVERGENCE = {
-    **{"teacher": None, "weak_views": None, "divergence.weight": 1.0},
-    **{"divergence.source": "learned", "divergence.compare": "contrast"},
-    **{"divergence.kernel": "gaussian", "divergence.pairs": "views"},
-    **{"divergence.num_subnetworks": 100, "divergence.temperature": 0.2},
-    **{"divergence.smoothing": 0.0, "divergence.target_smoothing": 0.0},
+    "teacher": None,
+    "weak_views": None,
+    "divergence.weight": 1.0,
+    "divergence.source": "learned",
+    "divergence.compare": "contrast",
+    "divergence.kernel": "gaussian",
+    "divergence.pairs": "views",
+    "divergence.num_subnetworks": 100,
+    "divergence.temperature": 0.2,
+    "divergence.smoothing": 0.0,
+    "divergence.target_smoothing": 0.0,
 }
 """The paper's hard form on pairs of views, unless an arm changes it."""
 
@@ -65,7 +71,8 @@ class TimedArm:
     peak_bytes: int = 0
     """Device memory above what was in use before; 0 on a CPU."""
     lead_in: int = 0
-    """Untimed steps before every turn, to use up batches that loader workers had prepared."""
+    """Untimed steps before every turn. An arm with loader workers must first use up the batches
+    that they prepared while other arms had their turn."""
 
 
 def measure(

@@ -1,7 +1,8 @@
 """The command line: it finds the function of a command, parses its options, calls it, prints.
 
-A command is a public function in ``commands/COMMAND.py``; its signature and its docstring are all
-that declares it. This file is the one place for streams, exit codes and notices.
+A command is a public function in ``commands/COMMAND.py``. Its signature and its docstring are the
+only declaration of the command line. This file is the one place for streams, exit codes and
+notices.
 """
 
 import contextlib
@@ -174,6 +175,7 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
 
 
 def _annotate(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Tell tyro how to show a parameter."""
     shown = _hide_empty_default(parameter.annotation, parameter.default)
     if isinstance(parameter.default, Config):
         shown = Annotated[Config, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]

@@ -168,29 +168,30 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, ModuleNotFoundError) and "." not in module and not is_ours:
         package = _PACKAGES.get(module, module)
         return (
-            f"the package {package} is not installed: `pip install {package}`, and repeat the "
+            f"the package {package} is not installed: `pip install {package}`, then repeat the "
             "command; nothing that was complete is lost"
         ), 2
     if number is not None:
         return str(error), 128 + int(number)
     if any(words in str(error).lower() for words in _CONNECTION_LOST):
         return (
-            "lost the connection to another process of the run, whose error says why: continue "
-            "the run with --resume"
+            "lost the connection to another process of the run; its own error says why; what the "
+            "run has saved is whole: continue it with --resume"
         ), 1
     workers = explain_workers(error)
     if workers is not None:
         return workers, 2
     if any(words in str(error).lower() for words in _NO_COMPILER):
         return (
-            "torch finds no C compiler for the training step: install gcc and g++, name one in "
-            "the environment variables CC and CXX, or train with --training.compile no"
+            "torch compiles the training step and finds no C compiler: install gcc and g++, name "
+            "one in the environment variables CC and CXX, or train with --training.compile no"
         ), 2
     if type(error).__name__ in _NO_CONNECTION:  # torch's, which need not be imported for this
         address, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
         return (
             f"the processes could not meet at {address}, port {port} ({first_line(error)}): set "
-            "MASTER_ADDR to the first machine and MASTER_PORT to a free port there, for all"
+            "MASTER_ADDR to the address of the first machine and MASTER_PORT to a port that is "
+            "free there, the same for all"
         ), 2
     if is_out_of_memory(error):
         return (

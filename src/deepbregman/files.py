@@ -71,7 +71,8 @@ def create_file(path: Path) -> Iterator[IO[bytes]]:
                 temporary.replace(path)
         except FileExistsError:
             raise UserError(
-                f"{path} exists: another process wrote it meanwhile; name another, or remove it"
+                f"{path} exists: another process has written it in the meantime, and it was left "
+                "as it is; name another file, or remove it"
             ) from None
 
 
@@ -192,7 +193,8 @@ def refuse_read_only(folder: Path, what: str) -> None:
     """Refuse, before any work, to write something into a folder that is read-only."""
     if not os.access(folder, os.W_OK):
         raise UserError(
-            f"{what}: the folder {folder} cannot be written to; make it writable, or name another"
+            f"{what}: the folder {folder} cannot be written to; make it writable, or name another "
+            "place"
         )
 
 
@@ -377,7 +379,8 @@ def hold_folder(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 holder = path.read_text(encoding="utf-8", errors="replace").strip()
             raise UserError(
-                f"{folder} is in use by {holder or 'another process'}: wait for it, or stop it"
+                f"{folder} is in use by {holder or 'another process'}: two would overwrite each "
+                "other's checkpoints; wait until that one ends, or stop it"
             )
         _write_holder(path, f"process {os.getpid()} on {platform.node()} since {now()}")
         try:

@@ -80,7 +80,8 @@ def find_process() -> Process:
     uneven = "," in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if nodes < 1 or processes % nodes or uneven:
         raise UserError(
-            f"srun started {processes} tasks on {nodes} nodes, unevenly: use --ntasks-per-node"
+            f"srun started {processes} tasks on {nodes} nodes: every node must have the same "
+            "number; use --ntasks-per-node"
         )
     ranks = [_read_count(name) for name in ("SLURM_PROCID", "SLURM_LOCALID")]
     return Process(ranks[0], processes, ranks[1], processes // nodes)
@@ -202,13 +203,15 @@ def _make_environments(devices: int, nodes: int) -> list[dict[str, str]]:
         absent = [name for name in ("MASTER_ADDR", "NODE_RANK") if name not in os.environ]
         if absent:
             raise UserError(
-                f"--nodes is {nodes}, but there is no {' and no '.join(absent)}: set MASTER_ADDR "
-                f"to the first node and NODE_RANK to 0 ... {nodes - 1}, or use srun or torchrun"
+                f"--nodes is {nodes}, but there is no {' and no '.join(absent)}: run this command "
+                "on every node with MASTER_ADDR, the address of the first, and NODE_RANK, 0 to "
+                f"{nodes - 1}; or start it by srun or torchrun"
             )
         node = int(os.environ["NODE_RANK"]) if os.environ["NODE_RANK"].isdecimal() else nodes
         if node >= nodes:
             raise UserError(
-                f"NODE_RANK is {os.environ['NODE_RANK']!r}: it must be from 0 to {nodes - 1}"
+                f"NODE_RANK is {os.environ['NODE_RANK']!r}: with --nodes {nodes} it must be a "
+                f"whole number from 0 to {nodes - 1}"
             )
         shared["MASTER_PORT"] = os.environ.get("MASTER_PORT", "29500")
     shared |= {"GROUP_RANK": str(node), LAUNCHER: str(os.getpid())}
@@ -278,7 +281,8 @@ def handle_signals(
 def list_stopping_signals() -> tuple[signal.Signals, ...]:
     """List the signals that ask for an end: SIGTERM, Ctrl-C, and those of ``ANNOUNCEMENTS``.
 
-    One that is ignored stays ignored, as under nohup; one that a program handles stays with it.
+    One that is ignored stays ignored, as SIGHUP is under nohup; one for which a program has a
+    handler of its own stays with it.
     """
     announced = [getattr(signal, name) for name in ANNOUNCEMENTS if hasattr(signal, name)]
     caught = _read_caught_signals()
@@ -305,6 +309,8 @@ def _read_caught_signals() -> int:
 
 @contextmanager
 def _pass_on_signals(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Pass signals that ask for an end on to processes."""
+
     def pass_on(number: int, frame: FrameType | None) -> None:
         for process in started:
             if process.poll() is None:

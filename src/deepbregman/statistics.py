@@ -50,7 +50,8 @@ def interval_over_images(
     degrees of freedom of Welch and Satterthwaite. Of one seed, it is the interval over images.
 
     Args:
-        changes: (S, N), for each seed and image: 1 right now, wrong before, -1 the reverse, or 0.
+        changes: (S, N), for each seed and image 1, 0 or -1: right now and wrong before, no change,
+            the reverse.
         classes: (N,), the class of each image, for the mean over classes instead of over images.
     """
     import numpy as np

@@ -112,7 +112,7 @@ def test_in_python(few_digits, tmp_path):
         (["auto"], "needs images"),
         (["my_photoz"], "'my_photoz' is neither a folder or file of images, nor a dataset"),
         (["digit"], "did you mean 'digits'?"),
-        (["digits", "--budget", "5m"], "is for the recipe auto only"),
+        (["digits", "--budget", "5m"], "only the recipe auto"),
         (["auto", "--data", "digits", "--budget", "soon"], "--budget soon: it must be a time"),
         (["auto", "--data", "digits", "--budget", "0m"], "--budget 0m"),
         ([], "pretrain needs a recipe or images first"),

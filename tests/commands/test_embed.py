@@ -54,7 +54,7 @@ def test_of_two_processes_that_write_one_file_the_second_says_so(short_run, tmp_
         finish(file)
 
     monkeypatch.setattr(files, "_finish", finish_late)
-    with pytest.raises(UserError, match="another process wrote it meanwhile"):
+    with pytest.raises(UserError, match="another process has written it"):
         embed(short_run, out)
     assert out.read_text() == "theirs"
     assert [path.name for path in tmp_path.iterdir()] == ["f.npz"]

@@ -172,7 +172,7 @@ class TestUse:
         ("--protocol transfer --data none.npz", ["none.npz"]),
         ("--protocol semi --labels 1.5", ["labels is (1.5,)", "above 0 and at most 1"]),
         ("--protocol semi --labels", ["labels is empty"]),
-        ("--protocol semi --labelled-list x.txt", ["x.txt", "have no names"]),
+        ("--protocol semi --labelled-list x.txt", ["x.txt", "no file names"]),
         ("--protocol semi --labelled-list x.txt --labels 0.5", ["--labels 0.5", "give one"]),
         ("--protocol semi --learning-rate 0", ["learning_rate", "above 0"]),
         ("--protocol semi --learning-rate", ["learning_rate is ()", "at least one"]),

@@ -150,7 +150,7 @@ def test_the_table_for_embedding_atlas(short_run, few_digits, tmp_path):
         (["--out", "old.html"], "exists"),
         (["--out", "map.html", "--format", "parquet"], "with that ending"),
         (["--out", "map.html", "--labels", "nowhere.csv"], "no such file"),
-        (["--out", "map.html", "--labels", "old.html"], "must name the columns image and label"),
+        (["--out", "map.html", "--labels", "old.html"], "image and label among them"),
         (["--out", "map.html", "--clusters", 1], "clusters is 1"),
         (["--out", "map.html", "--clusters", 1798], "clusters is 1798"),
         (["--out", "map.html", "--data", "nowhere"], "no such folder"),

@@ -197,7 +197,7 @@ def test_unequal_classes_are_told_both_ways(command, run, tmp_path):
     assert lines[place + 1].startswith("as the mean over the classes: ")  # of that accuracy
     assert "add --balanced" not in said
     assert f"next: deepbregman explore {run.path} --labels {out}" in said
-    assert f"save them, or in {out} with yes in the column given" in said
+    assert f"save labels.csv, or in {out} with yes in the column given" in said
     code, said, _ = command("label", run.path, "--labels", write_table(few, *FEW), "--suggest", 0)
     assert code == 0
     assert "mean over" not in said  # four of each
@@ -301,7 +301,7 @@ def test_labels_that_differ_in_case_are_pointed_out(run, tmp_path):
     table = write_table(tmp_path / "few.csv", *FEW)
     table.write_text(table.read_text().replace("red-0.png,red", "red-0.png,Red"))
     found = deepbregman.label(run, table, by=["knn"], suggest=0)
-    assert any("'Red' and 'red' count as different" in words for words in _find_surprises(found))
+    assert any("'Red' and 'red' differ in case alone" in words for words in _find_surprises(found))
 
 
 def test_class_folders_with_copies_and_strangers(command, run, photos, tmp_path):
@@ -631,7 +631,7 @@ def test_a_table_that_a_spreadsheet_saved_in_another_code(command, run, photos, 
     table.write_bytes(table.read_bytes().replace(b",red", b",r\xf6tlich"))
     code, _, err = command("label", run.path, "--labels", table, "--data", folder)
     assert code == 2
-    words = "the label 'r�tlich' is not in UTF-8: in a spreadsheet, save as"
+    words = "the label 'r�tlich' is not in UTF-8: in a spreadsheet, save the table as"
     assert f'{words} "CSV UTF-8"' in " ".join(err.split())
 
 

@@ -343,7 +343,7 @@ class TestCluster:
             (["--clusters", 31], "clusters is 31: it must be from 2 to"),
             (
                 ["--clusters", 1],
-                "from 2 to 30, the number of images",
+                "from 2 to 30, the number of images; one cluster would hold them all",
             ),
             (["--clusters", 2, "--seeds", 0], "seeds is 0"),
             (["--clusters", 2, "--by", "divergence"], "no divergence network"),

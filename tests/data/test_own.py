@@ -215,7 +215,7 @@ def test_the_typical_side():
         ((PIXELS, [0, 1]), "train labels are torch.int64 of shape \\(2,\\) for 6 images"),
         ((PIXELS, [0.5] * 6), "one whole number from 0"),
         ((PIXELS, [-1] * 6), "a train label is -1: .*one whole number from 0"),
-        (iter([1]), "a list_iterator: it must be .* of an iterable one, write tar shards"),
+        (iter([1]), "a list_iterator: it must be .* iterable dataset has no order to resume in"),
         ([], "data is an empty list"),
         ([Image.new("F", (3, 3))], r"list\[0\].*floating-point"),
         ([torch.rand(3, 4, 4)], "leave out transforms such as ToTensor"),

@@ -398,5 +398,5 @@ def test_a_folder_of_images_beside_an_archive_is_a_folder(tmp_path):
 
 @pytest.mark.parametrize("name", ["none.tar", "none.parquet"])
 def test_a_file_that_is_not_there(name):
-    with pytest.raises(UserError, match=r"no such file; .* the folder of all"):
+    with pytest.raises(UserError, match=r"no such file; .* the folder of all of them"):
         check_source(name)

@@ -265,7 +265,7 @@ def test_a_stopped_training_goes_on_to_the_bit(data, tmp_path):
 def test_a_loss_that_is_no_number_stops_the_training(data, tmp_path):
     detector = a_detector()
     detector.rpn.head.cls_logits.bias.data.fill_(float("nan"))
-    with pytest.raises(UserError, match="loss is nan at iteration 1: lower the learning rate"):
+    with pytest.raises(UserError, match="loss is nan at iteration 1: the detector has diverged"):
         fine_tune(
             detector,
             data,

@@ -46,7 +46,7 @@ def test_chains_become_groups(drawn):
 
 
 def test_features_that_tell_nothing_apart_are_refused():
-    with pytest.raises(UserError, match=r"threshold is 0.9: on average more than 50 images"):
+    with pytest.raises(UserError, match=r"threshold is 0.9: more than 50 images"):
         find_pairs(torch.ones(200, 3), 0.9)
 
 

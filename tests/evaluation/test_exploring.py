@@ -148,8 +148,8 @@ def test_labels_of_a_table(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("image,kind\na.png,cat\n", "must name the columns image and label"),
-        ("", "must name the columns image and label"),
+        ("image,kind\na.png,cat\n", "image and label among them"),
+        ("", "image and label among them"),
         ("image,label\nz.png,cat\n", "names no image of the data"),
         ("image,label,probability\na.png,cat,much\n", "a probability is not a number"),
     ],

@@ -339,9 +339,7 @@ class TestProtocols:
 
         assert variants("encoder", "projection") == variants("encoder")
         assert variants("encoder") == ["10 % labels, from encoder"]
-        with pytest.raises(
-            UserError, match=r"--starts projection: a projection of your own is not known"
-        ):
+        with pytest.raises(UserError, match=r"no network to start from \(--starts projection;"):
             variants("projection")
 
     def test_the_rate_is_chosen_on_labels_held_out_of_the_given_ones(

@@ -109,5 +109,5 @@ def test_bad_lists(folder, tmp_path, text, words):
 def test_no_list_and_no_names(folder, tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         read_labelled(folder, tmp_path / "nowhere.txt")
-    with pytest.raises(UserError, match="have no names"):
+    with pytest.raises(UserError, match="have no file names"):
         read_labelled(made_of([0, 1]), tmp_path / "nowhere.txt")

@@ -413,7 +413,7 @@ def test_a_queue_smaller_than_the_batch_is_refused(name):
 )
 def test_a_group_of_views_that_it_does_not_take_is_refused(name, group):
     method = configure(name).objective.name
-    with pytest.raises(UserError, match=rf"\[{group}\] is given: leave it out, {method} takes"):
+    with pytest.raises(UserError, match=rf"\[{group}\] is given, but the method {method} takes"):
         configure(name, **{f"{group}.num_views": 1})
 
 

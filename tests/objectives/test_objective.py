@@ -66,7 +66,7 @@ def test_a_configuration_of_it_survives_toml():
 
 
 def test_a_method_that_takes_no_such_group_refuses_it_by_name():
-    with pytest.raises(UserError, match=r"\[weak_views\] is given: leave it out, simclr takes"):
+    with pytest.raises(UserError, match=r"\[weak_views\] is given, but the method simclr takes"):
         override(load_recipe("digits"), {"weak_views.num_views": 1})
     with pytest.raises(UserError, match=r"views.num_views is 1: the method simclr needs 2"):
         override(load_recipe("digits"), {"views.num_views": 1})
@@ -102,7 +102,7 @@ def test_a_method_without_an_objective_is_an_error(monkeypatch):
 
 
 def test_two_methods_cannot_share_a_name():
-    with pytest.raises(ValueError, match="'toy' of ToySettings: rename it"):
+    with pytest.raises(ValueError, match="'toy', which is that of ToySettings"):
         type("Other", (ObjectiveSettings,), {"name": "toy"})
     assert METHODS["toy"] is toy.ToySettings
 

@@ -194,7 +194,7 @@ def test_an_unequal_comparison_says_so_everywhere(tmp_path, few_digits, out, cap
     ("words", "message"),
     [
         (["comparison", "--recipe", "best"], "such as --recipes simclr best"),
-        (["comparison", "--recipes", "simclr"], "give 2 or more"),
+        (["comparison", "--recipes", "simclr"], "at least 2 to compare"),
         (["comparison", "--recipes", "simclr", "best", "simclr"], "names simclr twice"),
         (["comparison", "--recipes", "simclr", "bset"], "did you mean 'best'"),
         (["comparison", "--recipes", "simclr", "digits"], "different images (data.source is"),
@@ -203,16 +203,13 @@ def test_an_unequal_comparison_says_so_everywhere(tmp_path, few_digits, out, cap
             ["comparison", "--recipes", "simclr", "best", "byol", "paper"],
             "encoder.name is 'resnet18' in simclr, best and byol, 'resnet50' in paper",
         ),
-        (["comparison", "--values", "3"], "choose arms with --only (simclr, best)"),
+        (["comparison", "--values", "3"], "its arms are simclr, best; choose among them"),
         (
             ["comparison", "--only", "bset"],
             "arm 'bset' of study comparison is not one of simclr, best",
         ),
-        (
-            ["kappa", "--recipes", "simclr", "best"],
-            "kappa varies one --recipe and takes no --recip",
-        ),
-        (["kappa", "--unequal"], "kappa varies one --recipe and takes no --unequal"),
+        (["kappa", "--recipes", "simclr", "best"], "kappa varies one recipe and takes no --recip"),
+        (["kappa", "--unequal"], "kappa varies one recipe and takes no --unequal"),
         (["sigma-lambda", "--recipes", "simclr", "best"], "a search and takes no --recipes"),
     ],
 )
@@ -453,7 +450,7 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
         plan_study(
             study, dataclasses.replace(options, out=tmp_path / "a", recipes=("vicreg", "byol"))
         )
-    with pytest.raises(UserError, match="give a finished study learning-rates"):
+    with pytest.raises(UserError, match="give the folder of a finished study"):
         plan_study(study, dataclasses.replace(options, out=tmp_path / "a", rates=(tmp_path,)))
     write_results(folder, {**plan.definition, "evaluate_on": "test"}, rows, {})
     with pytest.raises(UserError, match="compared on test images"):

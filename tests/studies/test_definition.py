@@ -192,7 +192,7 @@ def test_a_change_needs_a_field_and_a_value(word):
 @pytest.mark.parametrize(
     ("data", "epochs", "changes", "words"),
     [
-        (None, 3, "training.epochs=4", "--epochs 3 and --set training.epochs=4 differ"),
+        (None, 3, "training.epochs=4", "--epochs 3 and --set training.epochs=4 contradict"),
         ("a.npz", None, "data.source=b.npz", "--data a.npz and --set data.source=b.npz"),
     ],
 )

@@ -261,7 +261,7 @@ def test_a_finished_run_of_another_configuration_does_not_count(few_digits, out)
     run_study(kappa.STUDY, StudyOptions(out=out, train=False))
     assert read(out)["cells"] == told
     path.write_text(re.sub(r"(?m)^learning_rate = .*", "learning_rate = 0.123", text))
-    words = r"5-seed0 is a run of other settings \(optimiser.learning_rate is 0.123 there"
+    words = r"5-seed0 is a run of another configuration \(optimiser.learning_rate is 0.123 there"
     for train in (False, True):
         with pytest.raises(UserError, match=words):
             run_study(kappa.STUDY, StudyOptions(out=out, train=train))

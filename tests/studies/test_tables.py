@@ -217,7 +217,7 @@ def test_a_seed_of_other_settings_is_refused(few_digits, tmp_path, command):
     words = (*words, "--epochs", 2, "--protocols", "knn", "--out", out)
     code, _, err = command("study", "tables", *words)
     assert code == 2
-    assert "digits-few-seed0 is a run of other settings" in err
+    assert "digits-few-seed0 is a run of another configuration" in err
     assert "(training.epochs is 1 there, 2 here)" in err
     assert [path.name for path in (out / "runs").iterdir()] == ["digits-few-seed0"]
     same = TableQueue(plan_tables(replace(options, first_seed=1)))

@@ -151,7 +151,7 @@ def test_more_trials_later_and_nothing_else(few_digits, begun, monkeypatch):
         ),
         (
             {"epochs": 2, "changes": ("training.epochs=1",)},
-            r"--epochs 2 and --set training\.epochs=1 differ",
+            r"--epochs 2 and --set training\.epochs=1 contradict",
         ),
     ]
     for given, words in options:
@@ -264,9 +264,9 @@ def test_no_trial_has_enough_memory(few_digits, out, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "a new search needs: deepbregman tune RECIPE --space"),
-        (["digits"], "a new search needs: deepbregman tune RECIPE --space"),
-        (["digits", "--space", "divergence.sigma=3"], "give two values"),
+        ([], "a new search needs a recipe and a space"),
+        (["digits"], "a new search needs a recipe and a space"),
+        (["digits", "--space", "divergence.sigma=3"], "at least two values"),
         (["digits", "--space", "divergence.sigma=1:2", "--trials", "0"], "at least 1"),
     ],
 )

@@ -123,7 +123,7 @@ def test_the_folder_is_removed_while_training(command, recipe, tmp_path, monkeyp
     at_step(monkeypatch, 3, lambda: shutil.rmtree(folder))
     code, said = command(recipe, "--run", folder)
     assert code == 2
-    assert f"the run folder {folder} was removed or moved" in said
+    assert f"the run folder {folder} is gone" in said
     assert "nothing that was complete is lost" not in said
     assert not folder.exists()
 

@@ -102,10 +102,10 @@ def test_what_surprises_is_said(command, recipe, tmp_path):
     words = ("--training.epochs", 1, "--optimiser.warmup-epochs", 1.0)
     code, out, _ = command("pretrain", recipe, "--run", tmp_path / "run", *words)
     assert code == 0
-    assert "ends while the learning rate rises" in out
+    assert "ends while the learning rate still rises" in out
     assert load_recipe(str(tmp_path / "run" / "config.toml")).optimiser.warmup_epochs == 1.0
     changes = {"training.epochs": 1, "optimiser.warmup_epochs": 1.0}
-    with pytest.warns(Notice, match="ends while the learning rate rises") as told:
+    with pytest.warns(Notice, match="ends while the learning rate still rises") as told:
         pretrain(str(recipe), run=tmp_path / "python", changes=changes)
     assert [one.filename for one in told] == [__file__]  # the line of the user's program
 

@@ -53,16 +53,18 @@ def cluster(
 ) -> "Clustering":
     """Cluster images by k-means of features and by the learned divergence.
 
-    With labels, the agreement of clusters and classes is printed: NMI, ARI and purity in per cent.
-    deepbregman evaluate RUN --protocol cluster records it for a report.
+    With labels, the command also prints the agreement of clusters and classes: NMI, ARI and purity
+    in per cent, mean and standard deviation over the seeds. To record it for a report, use
+    deepbregman evaluate RUN --protocol cluster.
 
     Args:
         run: Folder of a run, as `deepbregman pretrain` writes it.
         clusters: Number of clusters. By default the number of classes; without labels the square
             root of the number of images, at most 12.
         data: A dataset instead of the run's own; labels are not needed.
-        by: features: k-means of normalised features. divergence: Bregman clustering of scores, by
-            D(image || centroid). By default both, if the run has a divergence.
+        by: features: k-means of normalised features. divergence: Bregman clustering of the
+            subnetworks' scores, by D(image || centroid). By default both, if the run has a
+            divergence.
         seeds: Number of clusterings; each is the best of ten starts.
         split: Images to cluster.
         out: CSV file for the cluster of each image, by the best seed; it must not exist. Beside it,
@@ -141,7 +143,8 @@ def show(found: "Clustering", console: Console) -> None:
         if empty:
             say(
                 console,
-                f"warning: {variant}: {empty} of {len(part.sizes)} clusters are empty",
+                f"warning: {variant}: {empty} of {len(part.sizes)} clusters are empty; the "
+                "images do not differ enough to fill them",
                 "yellow",
             )
     if found.table is not None:

@@ -86,7 +86,8 @@ def prepare(
     Args:
         name: Name of a dataset, a folder of images, or an .npz file.
         root: Folder of the datasets that have a name.
-        image_size: Side of the training images in pixels; by default the dataset's usual, or 32.
+        image_size: Side of the training images in pixels. By default the usual one of the dataset,
+            else 32.
         cache: File for the decoded images; it must not exist.
         download: Download missing files.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.

@@ -38,7 +38,8 @@ def duplicates(
 ) -> "Duplicates":
     """Find exact copies and near-duplicates among all images, in groups.
 
-    Images of the same content and near-duplicates form groups, also by chains. Nothing is deleted.
+    Two images are in one group if they have the same content, if they are near-duplicates, or if
+    a chain of such images connects them. Nothing is deleted.
 
     Args:
         run: Folder of a run, as `deepbregman pretrain` writes it.

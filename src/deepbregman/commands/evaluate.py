@@ -62,8 +62,9 @@ def evaluate(
             a few labels per class, without training. ood: detect out-of-distribution images.
             corruptions: classify noisy, compressed, blurred and low-contrast test images. The
             last five use the cosine of features and, where the run has one, the learned divergence.
-        data: A labelled dataset instead of the run's own; transfer needs one. For detect: the
-            folder VOCdevkit, or voc after `deepbregman data prepare voc`.
+        data: A labelled dataset instead of the run's own; transfer needs one. Images are resized to
+            the run's image size. For detect: the folder VOCdevkit, or voc after `deepbregman data
+            prepare voc`.
         source: The dataset, already open; then data only names it.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         epochs: Epochs of training. Default: 50; in semi 60 with less than 5 % of the labels, else
@@ -71,10 +72,12 @@ def evaluate(
         seed: First seed, of splits, subsets, order, crops and initial weights.
         seeds: Number of seeds, from --seed on; reports mean and standard deviation.
         balanced: Also report the mean accuracy over classes, and fit a linear classifier in which
-            every class counts the same. Always on where classes differ over tenfold in size.
+            every class counts the same. Always on where the largest class has over ten times the
+            images of the smallest.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
-        devices: Number of GPUs that compute features together, or all; training uses one.
+        devices: Number of GPUs that compute features together, or all. The results are the same.
+            Training of weights and detect use one GPU.
         semi: Labels that semi uses.
         tuning: How semi, transfer and supervised train.
         detect: How detect trains.

@@ -71,7 +71,8 @@ def explore(
         run: Folder of a run, as `deepbregman pretrain` writes it.
         out: File to write, .html or .parquet; it must not exist.
         data: A dataset instead of the run's own; labels are not needed.
-        labels: CSV file that `deepbregman label` wrote, to colour by, or to show what to label.
+        labels: CSV file that `deepbregman label` wrote, to colour images by their labels and
+            probabilities, or to show which ones to label.
         clusters: Number of groups to colour by. By default the number of classes; without labels
             the square root of the number of images, at most 12.
         split: Images to show.
@@ -150,6 +151,7 @@ def show(explored: Explored, console: Console) -> None:
 
 
 def _make_page(run: Run, found: "Exploration", data: str) -> "Explorer":
+    """Turn what was computed into what the page shows."""
     import numpy as np
 
     from deepbregman.reporting.explorer import Column, Explorer, Neighbours, Subnetworks

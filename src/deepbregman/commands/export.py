@@ -68,7 +68,8 @@ def export(
 
     The command prints the lines of Python that load the file.
 
-    torchvision: ResNets for torchvision.models; a .pth file and a .json file.
+    torchvision: ResNets for torchvision.models; a .pth file, and a .json file with the
+    normalisation.
 
     timm: ResNets and timm:NAME for timm.create_model; a .pth file and a .json file.
 
@@ -124,6 +125,8 @@ def _check_output(out: Path, sidecar: Path, format: str) -> None:
 
 
 def _check_encoder(name: str, format: str) -> None:
+    """Refuse an encoder that a format cannot hold."""
+
     def holds(names: tuple[str, ...]) -> bool:
         return not names or "".join(name.partition(":")[:2]) in names
 

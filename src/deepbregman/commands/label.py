@@ -45,7 +45,8 @@ else:
 FIRST_IMAGES = 50
 """Images that are drawn to be labelled first."""
 UNEVEN_RATIO = 2
-"""Where class sizes differ by a larger factor, the mean accuracy over the classes is printed."""
+"""Where the largest class has over this many times the labels of the smallest, the mean accuracy
+over the classes is printed as well."""
 WIDE_INTERVAL = 25.0
 """Percentage points; of a wider interval the user is told how to narrow it."""
 LOW_ACCURACY = 90.0
@@ -74,18 +75,21 @@ def label(
 
     Several classifiers are compared by cross-validation on the labelled images. The best one labels
     the other images, with probabilities. The estimated accuracy holds for images like the labelled
-    ones, so begin with random ones: without --labels, the command line draws them.
+    ones, so choose the first images to label at random: without --labels, the command line picks
+    them and writes a table to fill in.
 
     Args:
         run: Folder of a run, as `deepbregman pretrain` writes it.
         labels: CSV file with the columns image and label, or a folder with a sub-folder for each
             class; at least two classes need 2 images or more. In Python also a mapping from image
             to label. Without labels, the command line picks images to label.
-        data: Other images to label, such as new photos; labels may be of these or of the run's.
+        data: Other images to label, such as a folder of new photos, instead of the run's own. The
+            labels may be of these images or of the run's.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
             nearest class by the divergence over a bank of the images. By default all.
-        balanced: Let every class count the same, so that rare classes are found.
+        balanced: Let every class count the same, so that rare classes are found: in the linear
+            classifier, and in the accuracy by which a classifier is chosen.
         suggest: Number of images to list that are most useful to label next. Without labels, the
             number of random images that the command line picks, by default 50.
         out: CSV file for the label and the probabilities of each image; it must not exist.
@@ -248,6 +252,8 @@ def show(found: "Labelling", console: Console) -> None:
 
 
 def _show_tables(found: "Labelling", is_uneven: bool, console: Console) -> None:
+    """Print a table of the classifiers, and one of the classes."""
+
     def write(title: str, accuracy: float, balanced: float, loss: str) -> tuple[str, ...]:
         return (title, f"{accuracy:.1f}", *[f"{balanced:.1f}"] * is_uneven, loss)
 
@@ -270,6 +276,7 @@ def _show_tables(found: "Labelling", is_uneven: bool, console: Console) -> None:
 
 
 def _show_accuracy(found: "Labelling", is_uneven: bool, console: Console) -> None:
+    """Print the expected accuracy, for what it holds, and how to raise it."""
     suggested = found.num_suggested
     drawn = found.num_examples - suggested
     images = count_words(drawn or suggested, "labelled image")
@@ -304,6 +311,7 @@ def _show_accuracy(found: "Labelling", is_uneven: bool, console: Console) -> Non
 
 
 def _show_next_steps(found: "Labelling", console: Console) -> None:
+    """Print which images to label next, what was written, and the next commands."""
     if found.suggestions:
         say(console, "most useful to label next:")
         for one in found.suggestions:
@@ -318,9 +326,9 @@ def _show_next_steps(found: "Labelling", console: Console) -> None:
     elif found.table is not None and found.suggestions:
         say(
             console,
-            "to improve the labels: label these in the page of the next command and save them, or "
-            f"in {found.table} with yes in the column given; then repeat this command with that "
-            "file as --labels and another --out",
+            "to improve the labels: label these in the page of the next command and save "
+            f"labels.csv, or in {found.table} with yes in the column given; then repeat this "
+            "command with that file as --labels and another --out",
         )
     if found.table is not None:
         page = _write_command("explore", found, "--labels", found.table, "--out", "labelled.html")
@@ -349,21 +357,22 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
     reached = min(reached, expected.value)  # the best of several looks better than it is
     if len(predicted) == 1 and found.data is None:  # new photos may all be of one class
         yield (
-            f"all other images get the label {predicted.pop()}: {others}label more images of "
-            "the other classes"
+            f"all other images get the label {predicted.pop()}: the classifier finds no other "
+            f"class; {others}label more images of the others"
         )
     elif reached <= guessed + 1e-6:
         mean = ", as the mean over the classes" * found.is_balanced
         yield (
             f"the classifier is right in {reached:.1f} % of the cases{mean}, no more often than "
-            f"the most frequent label for all ({guessed:.1f} %): label more images, or train longer"
+            f"the most frequent label for all ({guessed:.1f} %), so do not trust the labels yet; "
+            "label more images, or train longer"
         )
     folded = Counter(name.casefold() for name in found.classes)
     for word in sorted(word for word, count in folded.items() if count > 1):
         same = [repr(name) for name in found.classes if name.casefold() == word]
         yield (
-            f"the labels {join_words(same)} count as different: if they mean the same, "
-            "write them alike"
+            f"the labels {join_words(same)} differ in case alone, and count as different "
+            "classes; if they mean the same, write them alike"
         )
 
 
@@ -383,6 +392,7 @@ def write_sheet(path: Path, found: "Labelling") -> None:
 def _write_tiles(
     path: Path, title: str, tiles: "Sequence[tuple[str, str, tuple[str, ...], Pixels | None]]"
 ) -> None:
+    """Draw images, each with a title, a value and lines below it."""
     from deepbregman.reporting.sheets import Panel, Strip, Tile, write_contact_sheet
 
     drawn = []

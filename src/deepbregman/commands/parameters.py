@@ -106,7 +106,8 @@ def find_names_in_run(
     """Find which labelled names are of images in the run's own folder, not in other data.
 
     Where both folders have a name, for different photos, the labels are of the folder that has all
-    names; if both have, of the one whose images all have names of the other.
+    names; if both have, of the one whose images all have names of the other. Else it cannot be
+    known.
 
     Args:
         shown: whether the labels are only shown; they are then of the data where it is not known.

@@ -72,12 +72,14 @@ def pretrain(
     default below is the recipe's; auto replaces some of these by its choice. Options such as
     --teacher.momentum and --weak-views.num-views add these parts to a recipe without them.
 
-    To continue an interrupted run, repeat the command, or: deepbregman pretrain --resume RUN
+    To continue an interrupted run, repeat the command with the same --run, or: deepbregman pretrain
+    --resume RUN
 
     Args:
         recipe: Name of a recipe, a .toml file, or a configuration.
         data: A dataset instead of the recipe's: digits, cifar10, a folder, an .npz file; or images
-            of your program, as :func:`own_data` takes them.
+            of your program, as :func:`own_data` takes them: a uint8 array or tensor, with labels in
+            a pair (images, labels), or a map-style dataset.
         run: Folder of the run. If it is new, a run starts; an interrupted run of the same settings
             continues; a complete one stays as it is. By default a new folder in runs/.
         budget: Time that pretraining may take, such as 30m or 2h. The recipe auto measures the
@@ -94,10 +96,12 @@ def pretrain(
             encoder and the settings of the heads, or a function that makes one.
         callbacks: Told of steps and epochs, see :class:`Callback`.
         accelerator: Device to train on; auto takes a GPU if there is one.
-        devices: Processes on this machine, one for each GPU, or all; by default one, or as started.
+        devices: Number of processes on this machine, one for each GPU, or all. By default one, or
+            as many as torchrun or srun started.
         nodes: Number of machines, each with the same number of processes. Without torchrun or srun,
             run the command on each machine and set MASTER_ADDR, MASTER_PORT and NODE_RANK.
-        console: Where to print. When None, what you should look at is a warning, :class:`Notice`.
+        console: Where to print. When None, only what you should look at is told, as warnings of
+            the class :class:`Notice`.
         source: The dataset, already open, for a caller that trains many runs on it.
 
     Returns:
@@ -151,7 +155,8 @@ def _check_callbacks(callbacks: object) -> None:
     for callback in found:
         if found is not callbacks or not isinstance(callback, Callback):
             raise UserError(
-                f"callbacks has {callback!r}: give a list of deepbregman.Callback objects"
+                f"callbacks has {callback!r}: give a list of deepbregman.Callback objects, each of "
+                "a subclass with the events that you need"
             )
         events = [name for name in dir(Callback) if name.startswith("on_")]
         for name in dir(callback):
@@ -208,7 +213,8 @@ def resume(
         accelerator: Device to train on; auto takes a GPU if there is one.
         devices: Number of processes on this machine, or all; it may differ from before.
         nodes: Number of machines, each with the same number of processes.
-        console: Where to print. When None, what you should look at is a warning, :class:`Notice`.
+        console: Where to print. When None, only what you should look at is told, as warnings of
+            the class :class:`Notice`.
         source: The run's dataset, already open.
     """
     _check_callbacks(callbacks)

@@ -142,6 +142,7 @@ def _tell_of_folder(name: str, kind: str) -> None:
 
 
 def _refuse_first_word(word: str) -> UserError:
+    """Say that a first word is neither a recipe nor images."""
     from deepbregman.data.datasets import DATASETS
     from deepbregman.data.folders import SUFFIXES
 
@@ -175,8 +176,9 @@ def check_method(name: str, config: Config, words: list[str]) -> None:
     method, asked = config.objective.name, _pair_options(words).get("--objective.name")
     if asked and asked != method:
         raise UserError(
-            f"--objective.name is {asked!r}, and the recipe {name} is of {method}: name a recipe "
-            "of the other method, then your images with --data (see `deepbregman recipes`)"
+            f"--objective.name is {asked!r}, and the method of the recipe {name} is {method}, "
+            "which an option does not change: name a recipe of the other method first, with your "
+            "images after --data (`deepbregman recipes` lists them)"
         )
 
 
@@ -194,12 +196,14 @@ def read_request(
     if recipe != AUTO:
         if budget is not None:
             raise UserError(
-                f"--budget {budget} is for the recipe auto only: set training.epochs instead"
+                f"--budget {budget}: only the recipe auto fits its length to a time; leave the "
+                "option out and set training.epochs, or pretrain with auto"
             )
         return None
     if "data.source" not in given:
         raise UserError(
-            "the recipe auto needs images: `deepbregman pretrain FOLDER`, a dataset or an .npz file"
+            "the recipe auto needs images: name a folder, an .npz file or a dataset, such as "
+            "`deepbregman pretrain my_photos`"
         )
     return AutoRequest(given, None if budget is None else parse_budget(budget))
 
@@ -225,8 +229,8 @@ def read_settings(folder: Path, config: Config, request: AutoRequest | None) -> 
         place = shlex.quote(str(folder))
         raise UserError(
             f"run folder {folder} exists with other settings: {'; '.join(words[:3])}; continue it "
-            f"with --resume {place}, or name another with --run, perhaps with --encoder.weights "
-            f"{place} to start from its weights"
+            f"as it is with --resume {place}, or name another folder with --run, with "
+            f"--encoder.weights {place} to start from its weights"
         )
     return override(there, changed)
 

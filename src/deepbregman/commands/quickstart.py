@@ -93,6 +93,7 @@ def measure(name: str, train: Labelled, test: Labelled, seed: int) -> Record:
 
 
 def _compute_features(run: Run, config: Config) -> dict[str, tuple[Labelled, Labelled]]:
+    """Compute three kinds of features of the training and the test split."""
     import torch
 
     from deepbregman.data import ArrayImages, channel_statistics

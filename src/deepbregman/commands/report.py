@@ -37,7 +37,8 @@ def report(
 
     The page is OUT/index.html. It needs no network and can be sent by mail. Runs that differ only
     by their seed are one arm, with mean and standard deviation. Figures are also written to
-    OUT/figures as SVG, PNG and PDF, tables to OUT/tables as CSV and LaTeX.
+    OUT/figures as SVG, PNG and PDF, tables to OUT/tables as CSV and LaTeX. Links inside the folders
+    are not followed.
 
     Args:
         sources: Folders of runs or studies, such as runs/*.

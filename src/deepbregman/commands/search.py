@@ -56,7 +56,8 @@ def search(
 ) -> "SearchResult":
     """Find the images most similar to a query.
 
-    A query never finds itself. deepbregman evaluate RUN --protocol retrieval measures searches.
+    A query never finds itself. To measure how well searches find classes, use deepbregman evaluate
+    RUN --protocol retrieval.
 
     Args:
         run: Folder of a run, as `deepbregman pretrain` writes it.
@@ -81,7 +82,8 @@ def search(
     if not queries:
         raise UserError(
             "search needs an image: give --query FILE, or an image of the dataset such as "
-            "--query train:17"
+            "--query train:17; `deepbregman evaluate RUN --protocol retrieval` measures how well "
+            "searches find classes"
         )
     from deepbregman.evaluation.search_index import (
         SearchResult,

@@ -21,7 +21,8 @@ def tune(
     """Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...
 
     The test images are never used. The same command continues a stopped search. To share a search
-    among processes, start it several times with the same --out or --storage, or with srun.
+    among several processes, start the command several times with the same --out or --storage, or
+    with srun.
 
     Args:
         recipe: Name of a recipe, or a .toml file; not needed to continue a search.

@@ -60,7 +60,8 @@ class ObjectiveSettings(Section):
         known = METHODS.setdefault(name, cls)
         if known.__qualname__ != cls.__qualname__:
             raise ValueError(
-                f"{cls.__qualname__} has the name {name!r} of {known.__qualname__}: rename it"
+                f"{cls.__qualname__} has the name {name!r}, which is that of "
+                f"{known.__qualname__}: give it another"
             )
         METHODS[name] = cls
 
@@ -210,9 +211,10 @@ class CPCSettings(ObjectiveSettings):
         rows = (view_size - side) // (side // 2) + 1 if side >= 2 else 0
         if rows < self.steps + 2:
             raise UserError(
-                f"objective.patch is {self.patch:g} with views of {view_size} px: patches of {side}"
-                f" px make {rows} rows, and objective.steps {self.steps} needs {self.steps + 2}; "
-                "lower objective.steps, or choose another patch of 2 px or more"
+                f"objective.patch is {self.patch:g} with views of {view_size} px and objective."
+                f"steps {self.steps}: patches of {side} px make {rows} rows, and {self.steps + 2} "
+                "or more are needed; lower objective.steps, or set objective.patch so that a patch "
+                "has 2 px or more and more patches fit"
             )
 
 
@@ -268,7 +270,8 @@ class DIMSettings(ObjectiveSettings):
     loss: Literal["jsd", "info_nce"] = "jsd"
     """Estimate of the information: by Jensen and Shannon, or by InfoNCE."""
     stage: Annotated[int, Range(1, 4)] = 3
-    """Stage of the encoder, of four, that local features come from; a later one sees more."""
+    """Stage of the encoder, of four, that local features come from. Those of a later stage see more
+    of the image: in ResNet-18 for thumbnails 11, 25, 53 and 109 px."""
 
 
 @dataclass(frozen=True)
@@ -371,8 +374,9 @@ class PIRLSettings(MemorySettings):
         """Check that the views are large enough to be cut."""
         if (side := self.piece_side(view_size)) < 2:
             raise UserError(
-                f"objective.grid is {self.grid} with views of {view_size} px: patches must have 2 "
-                f"px or more, not {side}; lower it, or raise objective.patch or data.image_size"
+                f"objective.grid is {self.grid} with views of {view_size} px: patches would "
+                f"have {side} px a side, and must have 2 or more; lower it, or raise objective."
+                "patch or data.image_size"
             )
 
 
@@ -427,7 +431,8 @@ class SSLHSICSettings(MomentumSettings):
     gamma: NotNegative = 3.0
     """Weight of the self-dependence."""
     kernel_scale: Positive = 1.0
-    """c of the inverse multiquadric kernel c / sqrt(c^2 + distance^2)."""
+    """c of the inverse multiquadric kernel c / sqrt(c^2 + distance^2); at 1 it is steepest between
+    embeddings at right angles."""
     features: Count = 512
     """Random Fourier features by which the kernel is estimated."""
     predictor_hidden: Count = 4096
@@ -472,7 +477,8 @@ class SwAVSettings(ObjectiveSettings):
     assignment_rounds: Count = 3
     """Rounds of Sinkhorn, which makes all prototypes equally frequent."""
     queue: Whole = 3840
-    """Past embeddings that are assigned with the batch, if it is small; 0 has none."""
+    """Embeddings of past batches that are assigned with the batch, for batches smaller than the
+    number of prototypes; 0 has none."""
     queue_from: Share = 0.05
     """Share of training after which the queue is used."""
     freeze_prototypes: Share = 0.002
@@ -514,7 +520,8 @@ class WMSESettings(ObjectiveSettings):
         if self.whitening_batch <= embedding:
             raise UserError(
                 f"objective.whitening_batch is {self.whitening_batch} with encoder.embedding "
-                f"{embedding}: it must be larger, better twice as large; raise it, or lower that"
+                f"{embedding}: fewer images than {embedding + 1} have no covariance that can be "
+                "inverted; raise the first, better to twice the second, or lower the second"
             )
         if batch_size % self.whitening_batch:
             raise UserError(

@@ -37,9 +37,11 @@ class DataSettings(Section):
     root: str = "data"
     """Folder of the datasets that are known by name; downloads go there."""
     image_size: Annotated[int, Range(low=4)] = 32
-    """Side of images in pixels; that of views is this times views.relative_size."""
+    """Side of images in pixels, as evaluations use them. Views have this times
+    views.relative_size."""
     holdout: Annotated[float, Range(0.0, 0.9)] = 0.0
-    """Share of the training images held out, for the kNN monitor and for choosing settings."""
+    """Share of the training images held out of pretraining: a validation split for the kNN monitor
+    and for choosing settings."""
     resident: Literal["auto", "yes", "no"] = "auto"
     """yes keeps all images on the device, no streams them, auto decides by the free memory."""
     workers: Whole = 16
@@ -80,7 +82,8 @@ class ViewSettings(Section, table="views"):
     without: tuple[Operator, ...] = ()
     """Transformations to leave out, by name."""
     custom: bool = False
-    """Your own code, given in Python, makes these views: num_views, of relative_size."""
+    """Your own code makes these views, given in Python; then only num_views and relative_size of
+    this table are used."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,12 +140,14 @@ class EncoderSettings(Section):
     weights: str = "auto"
     """Weights to start from: random, torchvision:NAME (such as torchvision:DEFAULT), timm, the
     folder of a run, a file (also an export), or FILE:NAME for one of several networks in a file.
-    The heads are always new. auto: those of a tag, as in timm:NAME.tag, else random."""
+    The heads are always new. auto: those of the tag if encoder.name has one, as in timm:NAME.tag,
+    else random."""
     stem: Literal["auto", "thumbnail", "standard"] = "auto"
     """First layers of a ResNet: thumbnail keeps the resolution, standard divides it by four; auto
     takes thumbnail for images of up to 64 px."""
     normalise_pixels: bool = True
-    """Normalise pixels by the mean and deviation of the images, or of encoder.weights."""
+    """Normalise pixels by the mean and deviation of the training images, or by those that
+    encoder.weights bring."""
     projection_hidden: Count = 1024
     """Width of the projection's hidden layer."""
     projection_norm: bool = True
@@ -158,18 +163,20 @@ class EncoderSettings(Section):
         super().__post_init__()
         if self.stem != "auto" and not self.name.startswith("resnet"):
             raise UserError(
-                f"encoder.stem is {self.stem!r} with encoder.name {self.name!r}: leave it at auto, "
-                "only resnet18 to resnet101 have a choice"
+                f"encoder.stem is {self.stem!r} with encoder.name {self.name!r}: only the ResNets "
+                "known by name have a choice of stem; leave it at auto"
             )
         if self.weights == "timm" and not self.name.startswith("timm:"):
             raise UserError(
-                f"encoder.weights is 'timm' with encoder.name {self.name!r}: these weights are of "
-                f"timm:NAME only; name timm:{self.name}, or give other weights"
+                f"encoder.weights is 'timm' with encoder.name {self.name!r}: timm has weights of "
+                f"its own architectures; set encoder.name to timm:{self.name}, or give other "
+                "weights"
             )
         if self.weights.startswith("torchvision:") and not self.name.startswith("resnet"):
             raise UserError(
-                f"encoder.weights is {self.weights!r} with encoder.name {self.name!r}: they are of "
-                "resnet18, resnet34, resnet50 and resnet101; name one, or give other weights"
+                f"encoder.weights is {self.weights!r} with encoder.name {self.name!r}: only "
+                "resnet18, resnet34, resnet50 and resnet101 are torchvision's; name one of them, "
+                "or give other weights"
             )
         if not self.weights:
             raise UserError("encoder.weights is empty: set it to random, or name weights")
@@ -193,7 +200,8 @@ class DivergenceSettings(Section):
     """Width of the hidden layer of a learned subnetwork."""
     norm: Literal["output", "standard", "hidden", "none"] = "output"
     """What a learned subnetwork batch-normalises. output: its output, with a learnt gain. standard:
-    its output without a gain, so that scores keep their scale. hidden: its hidden layer."""
+    its output without a gain, so that scores keep the scale that smoothing and temperature are set
+    for. hidden: its hidden layer."""
     activation: Literal["none", "relu"] = "none"
     """Activation between the layers of a learned subnetwork."""
     dropout: Annotated[float, Range(0.0, 0.99)] = 0.0
@@ -215,7 +223,8 @@ class DivergenceSettings(Section):
     smoothing: NotNegative = 0.0
     """Temperature T of the smooth divergence; 0 is the hard form of the paper."""
     target_smoothing: NotNegative = 0.0
-    """Temperature of the teacher's scores when the smooth form is matched; 0 is smoothing's."""
+    """Temperature of the teacher's scores when the smooth form is matched; 0 uses the value
+    of smoothing. Lower is sharper."""
     centring: Literal["none", "mean", "sinkhorn"] = "none"
     """Keeps the teacher's scores from collapsing onto one subnetwork: mean subtracts the mean of a
     batch, sinkhorn equalises the use of all subnetworks."""
@@ -309,11 +318,13 @@ class OptimiserSettings(Section):
 
     name: Literal["adam", "adamw", "sgd", "lars", "clipped-lars", "muon"] = "adam"
     """Algorithm; clipped-lars is sgd whose gradient moves no weight by more than 2 % of its norm;
-    muon is for convolutions before batch normalisation, and sgd for all other parameters."""
+    muon is for the convolutions of networks with batch normalisation, and sgd for all other
+    parameters."""
     learning_rate: Positive = 0.005
     """Peak learning rate; it is not scaled by the batch size."""
     convolution_rate: Positive = 0.02
-    """Peak rate of muon for convolutions: the share by which a step turns their weights."""
+    """Peak learning rate of muon for convolutions: the share by which a step rotates their weights.
+    It follows the same schedule."""
     betas: Annotated[tuple[float, float], Range(0.0, 0.99999)] = (0.5, 0.999)
     """Coefficients of adam and adamw."""
     momentum: Annotated[float, Range(0.0, 0.99999)] = 0.9
@@ -371,7 +382,8 @@ class TrainingSettings(Section):
     save_seconds: NotNegative = 60.0
     """At the end of an epoch, save if the last checkpoint is older than so many seconds."""
     skip_nonfinite: Whole = 0
-    """Non-finite batches to skip before stopping; above 0, each step waits for the device."""
+    """Batches with a non-finite loss or gradient to skip before stopping; above 0, each step waits
+    for the device."""
     knn_every: Whole = 5
     """Epochs between runs of the kNN monitor; 0 turns it off."""
     health_every: Whole = 5
@@ -415,7 +427,8 @@ class Config:
         terms_are_off = self.objective.weight == 0.0 and not self.divergence.is_on
         if terms_are_off and self.rotation is None:
             raise UserError(
-                "objective.weight and divergence.weight are both 0: raise one to train anything"
+                "objective.weight and divergence.weight are both 0: nothing would be trained; "
+                "raise one of them"
             )
         self._check_teacher()
         self._check_views()
@@ -433,19 +446,21 @@ class Config:
         if self.divergence.needs_target and not self.has_targets:
             raise UserError(
                 f"divergence.source is {self.divergence.source!r} and divergence.compare "
-                f"{self.divergence.compare!r}: they need a teacher, and the method {method.name} "
-                "has none; add one by --teacher.momentum 0.99 --weak-views.num-views 1"
+                f"{self.divergence.compare!r}: they need the targets of a teacher, which the "
+                f"method {method.name} does not have; add a [teacher] table, such as with "
+                "--teacher.momentum 0.99, and [weak_views] for what it sees"
             )
         if self.teacher is None:
             return
         if method.has_teacher:
             raise UserError(
-                f"[teacher] is given: leave it out, {method.name} has a teacher of its own"
+                f"[teacher] is given, but the method {method.name} has a teacher of its own: "
+                "leave the table out"
             )
         if self.weak_views is None:
             raise UserError(
-                "[teacher] is given without [weak_views], which it sees: add them, such as by "
-                f"--weak-views.relative-size {self.views.relative_size:g}"
+                "[teacher] is given without [weak_views], the views that it sees: add them, such "
+                f"as with --weak-views.relative-size {self.views.relative_size:g}"
             )
 
     def _check_views(self) -> None:
@@ -462,13 +477,15 @@ class Config:
             takes += () if self.rotation is None else ("small_views",)
             if group.table in OPTIONAL and group.table not in takes:
                 raise UserError(
-                    f"[{group.table}] is given: leave it out, {objective.name} takes no such views"
+                    f"[{group.table}] is given, but the method {objective.name} takes no such "
+                    "views: leave the table out, or choose another objective"
                 )
             side = group.side(self.data.image_size)
             if side < 4:
                 raise UserError(
                     f"{group.table}.relative_size is {group.relative_size} and data.image_size "
-                    f"{self.data.image_size}: views of {side} pixels must have 4 or more; raise one"
+                    f"{self.data.image_size}: a view would have {side} pixels a side, and it must "
+                    "have 4 or more; raise one of them"
                 )
 
     def _check_rotation(self) -> None:
@@ -477,11 +494,12 @@ class Config:
         count = 0 if self.small_views is None else self.small_views.num_views
         if count < 4:
             raise UserError(
-                f"[rotation] is given with {count} small views: it needs 4 or more; set "
-                "--small-views.num-views 4, or leave the table out"
+                f"[rotation] is given with {count} small views: it needs 4 or more, one for each "
+                "quarter turn; set them with --small-views.num-views 4, or leave the table out"
             )
 
     def _check_method(self) -> None:
+        """Check what the method needs of the other tables."""
         method, batch = self.objective, self.training.batch_size
         if method.needs_weak_views and self.weak_views is None:
             raise UserError(
@@ -491,14 +509,16 @@ class Config:
         if method.needs_stages and self.encoder.name not in STAGED:
             raise UserError(
                 f"objective.name is {method.name!r} with encoder.name {self.encoder.name!r}: the "
-                f"method looks at parts of images; choose one of {', '.join(STAGED)}"
+                f"method looks at parts of images, which only {', '.join(STAGED)} can; choose one "
+                "of them"
             )
         alone = self.views.num_views < 2 and self.teacher is None
         if method.needs_pair_for_divergence and alone and self.divergence.is_on:
             raise UserError(
                 f"divergence.weight is {self.divergence.weight:g} with views.num_views "
-                f"{self.views.num_views}: the divergence compares two views; set views.num_views "
-                "to 2 or more, or divergence.weight to 0, or add a [teacher] table"
+                f"{self.views.num_views}: the divergence compares views, and the method "
+                f"{method.name} makes one embedding of each; set views.num_views to 2 or more, or "
+                "divergence.weight to 0, or add a [teacher] table"
             )
         queue: int = vars(method)["queue"] if method.queues_batches else 0
         if 0 < queue < batch:
@@ -536,7 +556,8 @@ class Config:
     def view_groups(self) -> dict[str, ViewSettings]:
         """The groups of views that are made, by the name of their table.
 
-        Without a divergence the teacher is not used, and its views are not made.
+        Without a divergence the teacher is not used. The views that it sees are then not made,
+        unless the method takes them, too.
         """
         groups = (self.views, self.weak_views, self.small_views)
         idle = self.teacher is not None and not self.divergence.is_on

@@ -1,6 +1,7 @@
 """Bytes and labels to uint8 batches on the training device.
 
-The public names are those of ``__init__.pyi``, each loaded when it is first used.
+The public names are those of ``__init__.pyi``, each loaded when it is first used: ``check_source``
+needs no torch.
 """
 
 import lazy_loader

@@ -29,7 +29,8 @@ def open_archive(path: Path) -> Source:
 
     ``<split>_images`` is uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3); ``<split>_labels`` holds
     integers, (N,) or (N, 1), and may be absent. The test split is ``test_*``, or ``val_*`` where
-    there is no ``test_images``. That is how MedMNIST's files are.
+    there is no ``test_images``; otherwise ``val_*`` is ignored, and with neither there is no test
+    split. That is how MedMNIST's files are.
 
     Beyond that convention, all optional: ``unlabelled_images`` to pretrain on as well;
     ``<split>_sizes``, integers (N, 2), the height and width of images that do not fill their frame
@@ -123,7 +124,8 @@ def _read_text(reader: NpzReader, key: str, least: int, most: int) -> tuple[str,
     if words.dtype.kind != "U" or words.ndim != 1:
         raise reader.error(
             key,
-            f"is of type {words.dtype} and shape {words.shape}: names must be a list of text",
+            f"is of type {words.dtype} and shape {words.shape}: names are a list of text; save "
+            "numpy.array of strings",
         )
     if not least <= len(words) <= most:
         raise reader.error(key, f"has {len(words)} names for {least}: give one for each")
@@ -145,14 +147,15 @@ def _read_sizes(reader: NpzReader, key: str, pixels: Tensor) -> Tensor | None:
 
 
 def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
+    """Read labels as int64 (N,)."""
     labels = reader.read(key)
     problem = None
     if labels.dtype.kind not in "iu":
         problem = f"is of type {labels.dtype}: labels are integers; convert them"
     elif labels.ndim == 2 and labels.shape[1] > 1:
         problem = (
-            f"has shape {labels.shape}: several labels an image, as in ChestMNIST, and one is "
-            "needed; leave the labels out to pretrain"
+            f"has shape {labels.shape}: several labels an image, as in ChestMNIST, but an image "
+            "has one class here; leave the labels out to pretrain, and evaluate on another source"
         )
     elif labels.shape != (labels.size,) and labels.shape != (labels.size, 1):
         problem = f"has shape {labels.shape}: labels are (N,) or (N, 1), one class an image"
@@ -161,7 +164,10 @@ def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
     elif labels.min() < 0:
         problem = f"holds {labels.min()}: classes are numbered from 0; renumber them"
     elif labels.max() >= _limit_classes(num_images):
-        problem = f"holds {labels.max()} for {num_images} images: number classes 0, 1, 2, ..."
+        problem = (
+            f"holds {labels.max()} for {num_images} images: classes are numbered from 0 without "
+            "large gaps; renumber them"
+        )
     if problem is not None:
         raise reader.error(key, problem)
     return torch.from_numpy(labels.astype(np.int64).reshape(-1))

@@ -184,9 +184,11 @@ def _wait_for(owner: int) -> None:
 class StreamingBatches:
     """Images that stay on the host: files decoded by worker processes, or an array indexed.
 
-    The batches depend on the order alone, not on the number of workers.
+    The batches depend on the order alone, not on the number of workers, and at most two batches
+    a worker are waiting. The global random state is not touched.
 
-    With ``skip_unreadable`` the next readable image takes the place of one that is not.
+    With ``skip_unreadable`` the nearest following readable image of the batch takes the place of
+    one that cannot be decoded. With 0 workers this process decodes.
     """
 
     resident = False
@@ -222,7 +224,8 @@ class StreamingBatches:
     def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
         """Yield several orders one after the other; workers read ahead across their ends.
 
-        One pass at a time: beginning another ends this one. Another thread may take the batches.
+        One pass at a time: beginning another ends this one. Workers start in the thread that calls
+        this; the batches may be taken in another.
         """
         parts = cut_orders(orders, batch_size, torch.device("cpu"))
         if not isinstance(self._images, FileImages):

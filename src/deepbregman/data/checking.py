@@ -64,7 +64,8 @@ class CheckReport:
 def check_data(name: str, root: Path, progress: ReportProgress) -> CheckReport:
     """Look at a dataset by name, a folder of images or an ``.npz`` file.
 
-    Numbers of image files are compared with those published, of others the checksums.
+    Counts and labels are compared with what was published for datasets of image files, checksums
+    for the others, and for archives that lie in the root.
     """
     dataset, path = find_source(name, with_boxes=True)
     root = expand_home(root)
@@ -130,6 +131,7 @@ def _decode_and_measure(path: ImagePlace) -> tuple[int, int]:
 
 
 def _check_archive(path: Path, report: CheckReport, progress: ReportProgress) -> None:
+    """Verify the checksums of an ``.npz`` file, and count the images of each class."""
     progress("verifying checksums", 0, 1)
     verify_checksums(path)
     source = open_archive(path)

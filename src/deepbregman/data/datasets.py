@@ -212,7 +212,8 @@ def expand_home(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError:
         raise UserError(
-            f"path {str(path)!r}: no such user; write ./ before a folder that begins with ~"
+            f"path {str(path)!r}: there is no user of that name; write ./ before a folder that "
+            "begins with ~"
         ) from None
 
 
@@ -226,14 +227,14 @@ def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None,
         return DATASETS[spec], Path()
     if spec == "voc":
         raise UserError(
-            "data.source 'voc' is for `deepbregman evaluate RUN --protocol detect`: pretrain on "
-            "another source"
+            "data.source 'voc': Pascal VOC has boxes, not one class an image, and is for "
+            "`deepbregman evaluate RUN --protocol detect`; pretrain on another source"
         )
     if spec == "custom":
         raise UserError(
-            "data.source is 'custom': the images are your program's; give them in Python, as "
-            "`data=` to pretrain and resume, as `source=own_data(...)` to the others, or name "
-            "another dataset with --data"
+            "data.source is 'custom': the images are your own program's, which the command line "
+            "cannot name; give them in Python, as `data=` to deepbregman.pretrain and resume, as "
+            "`source=own_data(...)` to the others, or name another dataset with --data"
         )
     path = expand_home(Path(spec))
     if spec.startswith(HUB) or (spec.strip() and path.is_dir()):
@@ -292,15 +293,17 @@ def check_labels(spec: str) -> Listing | None:
 def lack_of_labels(name: str) -> UserError:
     """Return the error about a dataset without labels to judge by."""
     return UserError(
-        f"data {name!r} has no labels to evaluate with: give --data, such as a folder with one "
-        "subfolder for each class; `deepbregman label` makes labels for all from a few"
+        f"data {name!r} has no labels to evaluate with: give a labelled dataset with --data, such "
+        "as a folder with one subfolder for each class; to get labels for all images from labels "
+        "for a few, use deepbregman label"
     )
 
 
 def check_source(spec: str, root: Path = Path("data")) -> None:
     """Refuse a source that cannot be opened, as far as that shows in a moment and without torch.
 
-    A dataset must be there if it cannot be downloaded, and a folder or file hold an image.
+    A dataset known by name must be there if it cannot be downloaded; a folder must hold an image;
+    an ``.npz`` file must have ``train_images``.
     """
     dataset, path = find_source(spec)
     if dataset is not None:

@@ -95,7 +95,8 @@ def decode_whole(path: Path) -> Pixels:
 def decode_to(path: "ImagePlace", frame: Pixels) -> tuple[int, int]:
     """Decode a file to RGB, top left in a frame whose rest becomes black.
 
-    The EXIF orientation is applied, transparency laid over white; of several pages it is the first.
+    The EXIF orientation is applied. Transparency is laid over white, 16-bit greys are scaled to
+    8 bits, and an image of several pages or frames gives its first.
 
     The frame is (side, side, 3), the order in which decoders give pixels, and stays untouched when
     the file cannot be read. Returned are the height and width of the image in it.

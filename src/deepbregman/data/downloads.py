@@ -87,6 +87,7 @@ def _open_digits() -> Source:
 
 
 def _open_stl10(root: Path, verified: Any) -> Source:
+    """Return 5,000 images to train on, 8,000 to test on, and 100,000 unlabelled, of 96 x 96."""
     folder = root / verified.base_folder
     train, test, unlabelled = (_read_stl10(folder, x) for x in ("train", "test", "unlabeled"))
     classes = tuple(verified.classes) if hasattr(verified, "classes") else None

@@ -1,6 +1,7 @@
 """List the image files of a dataset, with their classes and splits, without opening any.
 
-For a user's own folder, and for ImageNet, Tiny ImageNet and ISIC 2018. Needs no torch.
+For a folder of the user's own, and for ImageNet, Tiny ImageNet and ISIC 2018 in the layouts of
+their archives. Needs no torch.
 """
 
 import csv
@@ -48,7 +49,8 @@ class Listing(NamedTuple):
     test: Files | None = None
     classes: tuple[str, ...] | None = None
     groups: list[int] | None = None
-    """The group of each training image, such as a lesion, which no test split may divide."""
+    """For each training image the number of its group, such as a lesion: a test split that is
+    taken from the training images shares no group with them."""
     ignored: Mapping[str, int] = MappingProxyType({})
     """Files that are not images by their extension, and hidden images: how many of each."""
     takes_test_from_train: bool = True
@@ -218,7 +220,7 @@ def _has_splits(folder: Path, tree: Tree) -> bool:
         return False  # a class of trains among others
     raise UserError(
         f"data.source {str(folder)!r}: has train/<class> but also {quote_some(others)}; keep train "
-        "and test (or val), move the rest"
+        "and test (or val) in it and move the rest elsewhere"
     )
 
 
@@ -316,7 +318,8 @@ def list_tiny_imagenet(folder: Path) -> Listing:
 
     Training images are ``train/<wnid>/images/*.JPEG``. The labelled test split is the archive's
     ``val``, by ``val/val_annotations.txt``: the labels of its ``test`` were never published.
-    Classes are those of ``wnids.txt`` in ascending order, named as in ``words.txt``, if there.
+    Classes are those of ``wnids.txt`` in ascending order, named as in ``words.txt`` where it is
+    there.
     """
     wnids = sorted(line for line in _read_lines(folder / "wnids.txt") if line)
     if not wnids or len(set(wnids)) != len(wnids):
@@ -324,7 +327,8 @@ def list_tiny_imagenet(folder: Path) -> Listing:
     tree = read_tree(folder / "train")
     if odd := sorted(set(wnids) ^ set(tree.groups)):
         raise UserError(
-            f"{str(folder / 'train')!r}, wnids.txt: only one of the two has {quote_some(odd)}"
+            f"{str(folder / 'train')!r} does not have the classes that wnids.txt names: only one "
+            f"of the two has {quote_some(odd)}"
         )
     table = folder / "val" / "val_annotations.txt"
     images = {path.name: path for path in read_tree(folder / "val" / "images").here}

@@ -107,7 +107,8 @@ def channel_statistics(
             by default 10,000 of an array and 1,000 files.
 
     Returns:
-        Mean and deviation (never below 1/255) of red, green and blue, of pixels in [0, 1].
+        The mean and the standard deviation (never below 1/255) of red, green and blue, with
+        pixels in [0, 1].
     """
     if max_images is None:
         max_images = _MEASURED_FILES if isinstance(images, FileImages) else _MEASURED_ARRAYS

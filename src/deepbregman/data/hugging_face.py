@@ -1,6 +1,7 @@
 """Hugging Face datasets: a name of the hub, or a folder that ``save_to_disk`` wrote.
 
-They lie in Arrow files, mapped into memory: each image is at hand in any order. Needs no torch.
+They lie in Arrow files that are mapped into memory, so that each image is at hand in any order.
+Needs no torch.
 """
 
 from pathlib import Path
@@ -47,7 +48,8 @@ def index_dataset(path: Path) -> StoredData:
         import datasets
     except ImportError:
         raise UserError(
-            f"data.source {str(path)!r} needs datasets: pip install 'deepbregman[datasets]'"
+            f"data.source {str(path)!r} needs the package datasets: install it with `pip install "
+            "'deepbregman[datasets]'`"
         ) from None
     splits = _load(path, datasets)
     train = splits.get("train")
@@ -86,7 +88,8 @@ def _load(path: Path, datasets: Any) -> dict[str, Any]:
     except Exception as error:  # library, network or file: the user can mend each
         raise UserError(
             f"data.source {spec!r}: cannot be opened ({type(error).__name__}: "
-            f"{abbreviate(str(error))}); check name and network, or give a folder of save_to_disk"
+            f"{abbreviate(str(error))}); check the name and the network, or save the dataset with "
+            "save_to_disk and give the folder"
         ) from error
     return dict(found) if hasattr(found, "keys") else {"train": found}
 

@@ -193,7 +193,8 @@ def join_arrays(first: ArrayImages, second: ArrayImages) -> ArrayImages:
     """Return the images of both, first those of ``first``; they are copied."""
     if first.frame != second.frame:
         raise UserError(
-            f"images of {first.frame} and of {second.frame} pixels cannot be joined: use one size"
+            f"images of {first.frame} and of {second.frame} pixels cannot be trained on together; "
+            "prepare both with the same image size"
         )
     sizes = None
     if first.sizes is not None or second.sizes is not None:

@@ -36,9 +36,10 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
     """Read the labels of some images, and refuse too few of them.
 
     Args:
-        labels: the label by the image's name; a folder with a sub-folder for each class; or a CSV
-            file with the columns ``image`` and ``label``, where a column ``given`` says ``yes`` for
-            the lines that count, and ``suggested`` or ``label next`` which were suggested.
+        labels: the label by the image's name; a CSV file with the columns ``image`` and
+            ``label``, where a column ``given`` says ``yes`` for the lines that count, and
+            ``suggested`` or ``label next`` tell which images were suggested; or a folder with a
+            sub-folder for each class.
     """
     if isinstance(labels, Mapping):
         given = [GivenLabel(str(image), str(label)) for image, label in labels.items()]
@@ -98,12 +99,13 @@ def check_counts(labels: list[str], where: str) -> None:
     if len(counts) == 1:
         raise UserError(
             f"{where}: {count_words(len(labels), 'label')}, all {labels[0]!r}; label images of "
-            "a second class"
+            "a second class, or there is nothing to tell apart"
         )
     if sum(count > 1 for count in counts.values()) < 2:
         single = [label for label, count in counts.items() if count == 1]
         raise UserError(
-            f"{where}: only one image of {quote_some(single)}; two classes need 2 images or more"
+            f"{where}: only one image of {quote_some(single)}; at least two classes need 2 images "
+            "or more, so that one can judge what the others teach"
         )
 
 
@@ -132,8 +134,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
         found = next((name for name in names if name in header), None)
         if found is None:
             raise UserError(
-                f"{where}: the first line, {first.strip()[:80]!r}, must name the columns image and "
-                "label"
+                f"{where}: the first line is {first.strip()[:80]!r}; it must name the columns, "
+                "image and label among them"
             )
         header[header.index(found)] = key
     table = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
@@ -142,7 +144,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
     odd = next((shown for row in table if (shown := _show(row["label"])) != row["label"]), None)
     if odd is not None:
         raise UserError(
-            f'{where}: the label {odd!r} is not in UTF-8: in a spreadsheet, save as "CSV UTF-8"'
+            f"{where}: the label {odd!r} is not in UTF-8: in a spreadsheet, save the table as "
+            '"CSV UTF-8"'
         )
     return table
 

@@ -100,7 +100,8 @@ def open_stored(
 ) -> Source:
     """Make a source of an indexed dataset.
 
-    A sample is looked at. With ``skip_unreadable``, up to 20,000 images are decoded, or left out.
+    A sample of the images is looked at. With ``skip_unreadable`` and up to 20,000 images every one
+    is decoded, and those that cannot be are left out.
     """
     parts = [part for part in (data.train, data.test) if part is not None]
     splits: list[Split] = []
@@ -162,7 +163,8 @@ def find_median_side(places: Sequence[ImagePlace]) -> int:
 def without_unreadable(source: Source, progress: Progress = ignore_progress) -> Source:
     """Leave out the files that cannot be decoded, of a dataset too large for that on opening.
 
-    What is left keeps its split: an image that was trained on is not tested on.
+    What is left keeps its split: an image that was trained on is not tested on. Where nothing is
+    to be left out, the source itself is returned.
     """
     num_images = sum(map(len, source.splits.values()))
     if len(source.skipped) + num_images <= FULL_DECODE_LIMIT:
@@ -180,6 +182,7 @@ def without_unreadable(source: Source, progress: Progress = ignore_progress) -> 
 
 
 def _leave_out_undecodable(split: Split, progress: Progress) -> tuple[Split, tuple[str, ...]]:
+    """Return the images that can be decoded, and the names of the others."""
     images = split.images
     if not isinstance(images, FileImages):
         return split, ()
@@ -214,7 +217,8 @@ def _check_files(
 ) -> _Readable:
     """Find which files can be read, and choose the frame.
 
-    Few files are decoded in full; of many the headers are read. What was found is kept.
+    Few files are decoded in full; of many the headers are read. What was found is kept for the
+    next time, and only files that could not be read are tried again.
     """
     decodes = len(paths) <= FULL_DECODE_LIMIT
     cache = _name_cache(folder, paths, decodes) if len(paths) >= CACHED_FROM else None

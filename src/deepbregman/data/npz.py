@@ -46,7 +46,8 @@ def open_npz(path: Path) -> Iterator["NpzReader"]:
     except Exception as error:  # zipfile raises many kinds of errors
         reason = str(error) or type(error).__name__
         raise UserError(
-            f"{where}: not a readable .npz file ({abbreviate(reason)}); write or copy it again"
+            f"{where}: not a readable .npz file ({abbreviate(reason)}); write it again with "
+            "numpy.savez, or copy it again"
         ) from error
 
 
@@ -80,7 +81,8 @@ class NpzReader:
         if info.header_offset + packed > self.path.stat().st_size or size > ratio * packed:
             raise self.error(
                 key,
-                f"claims {size:,} bytes, {packed:,} in the file, which cannot be; copy it again",
+                f"claims {size:,} bytes, {packed:,} in the file, which is not possible; write "
+                "the file again, or copy it again",
             )
         with self.archive.open(info) as stream:
             header = self._read_header(key, stream)

@@ -33,7 +33,8 @@ def open_data(
     """Open a run's source, or another one in its place, with the run's settings.
 
     A folder without a test split has one set aside; which images depends on the folder alone, so
-    that runs of several seeds have the same. ``own`` are images of the user's program.
+    that runs of several seeds have the same test images. ``own`` are images of the user's program;
+    ``listing`` are the files of a folder, if they are listed already.
     """
     if own is not None:
         return own_data(own, image_size=config.data.image_size)

@@ -36,8 +36,9 @@ RULE = "images are uint8: (N, 3, H, W), (N, 1, H, W), (N, H, W, 3), (N, H, W, 1)
 class DatasetStore:
     """The images of a map-style dataset: ``len(dataset)`` and ``dataset[i]``.
 
-    An item is an image, or a tuple or list that begins with one, or a dict with ``image``: a PIL
-    image, or uint8 of shape (3, H, W), (1, H, W), (H, W, 3), (H, W, 1) or (H, W).
+    An item is an image, or a tuple or list that begins with one, or a dict with ``image``. The
+    image is a PIL image, or a uint8 tensor or array of shape (3, H, W), (1, H, W), (H, W, 3),
+    (H, W, 1) or (H, W).
     """
 
     shards: npt.NDArray[np.int64] | None = None
@@ -107,7 +108,8 @@ def find_label(item: Any) -> Any:
 def to_image(found: Any) -> Image.Image:
     """Take a PIL image, or a uint8 tensor or array, as an image.
 
-    Decoding closes a file, which the program may keep: one that is not read is opened again.
+    Decoding closes a file and may shrink a JPEG, and the program may keep the object. So a file
+    that it has opened but not read is opened again.
     """
     if isinstance(found, ImageFile.ImageFile):
         if found.tile and found.filename:
@@ -146,7 +148,8 @@ def to_pixels(values: "Tensor | npt.NDArray[Any]") -> Tensor:
     shape = tuple(pixels.shape)
     if pixels.dtype != torch.uint8:
         raise UserError(
-            f"data is {pixels.dtype} of shape {shape}: {RULE}; use (255 * x).to(torch.uint8)"
+            f"data is {pixels.dtype} of shape {shape}: {RULE}; convert it, such as by "
+            "(255 * x).to(torch.uint8)"
         )
     if pixels.ndim == 3:
         pixels = pixels.unsqueeze(1)
@@ -205,8 +208,8 @@ def _open_part(values: Any, labels: Any, image_size: int) -> tuple[Images, Any]:
     if not _has_items(values):
         raise UserError(
             f"data is a {type(values).__name__}: it must be a name, a folder, a uint8 array or "
-            "tensor, or a map-style dataset with len(dataset) and dataset[i]; of an iterable one, "
-            "write tar shards"
+            "tensor, or a map-style dataset with len(dataset) and dataset[i]; an iterable dataset "
+            "has no order to resume in: write tar shards instead"
         )
     if isinstance(values, Mapping):
         raise UserError(
@@ -235,7 +238,8 @@ def _refuse_random_items(store: DatasetStore) -> None:
             continue
         if not is_same:
             raise UserError(
-                f"{place} gave two different images: move random transforms to augment="
+                f"{place} gave two different images: dataset[i] must be the same each time; move "
+                "random transforms to augment="
             )
 
 
@@ -248,7 +252,8 @@ def _number_words(labels: list[Any]) -> tuple[list[Any], tuple[str, ...] | None]
         return labels, None
     if False in kinds or len(lists) < len(given):
         raise UserError(
-            "some labels are words and others are not: give words to all images, or to none"
+            "some labels are words and others are not: give each image a word, or each a whole "
+            "number from 0"
         )
     return number_labels([None if found is None else list(found) for found in labels])
 

@@ -79,7 +79,10 @@ def _import_pyarrow() -> Any:
         import pyarrow.compute
         import pyarrow.parquet  # noqa: F401  # a part of what is returned
     except ImportError:
-        raise UserError("Parquet tables need pyarrow: pip install 'deepbregman[parquet]'") from None
+        raise UserError(
+            "Parquet tables need the package pyarrow: install it with `pip install "
+            "'deepbregman[parquet]'`"
+        ) from None
     return pyarrow
 
 
@@ -90,12 +93,14 @@ def _open(path: Path) -> Any:
 
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
+    """Explain what to do with a table that cannot be read."""
     arrow = _import_pyarrow()
     try:
         yield
     except (OSError, arrow.ArrowException) as error:
         raise UserError(
-            f"table {str(path)!r}: cannot be read ({abbreviate(str(error))}); copy it again"
+            f"table {str(path)!r}: cannot be read ({abbreviate(str(error))}); write or copy it "
+            "again"
         ) from error
 
 
@@ -146,6 +151,7 @@ def _require_room(path: Path, files: Sequence[Path]) -> None:
 def _read_tables(
     paths: Sequence[Path], name: str
 ) -> tuple[ParquetStore, list[str | int] | None, list[str] | None]:
+    """Read the images, the labels and the names of the classes of one split."""
     arrow = _import_pyarrow()
     chunks: list[Any] = []
     labels: list[str | int] = []
@@ -170,7 +176,7 @@ def _read_tables(
     if labels and (len(labels) != len(store) or any(label is None for label in labels)):
         raise UserError(
             f"{name}: {sum(label is not None for label in labels)} labels for {len(store)} images; "
-            "give one to each, or none"
+            "give one to each, or leave the column out"
         )
     return store, labels or None, names
 

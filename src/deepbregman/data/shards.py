@@ -1,7 +1,8 @@
 """Tar shards in the layout of WebDataset, read in any order by an index of their members.
 
 Files of one name up to the first dot are one sample: ``0017.jpg``, and ``0017.cls`` with its class.
-By the index, what a folder of files promises holds: order, exact resume. Needs no torch.
+The index makes every promise of a folder of files hold: order, exact resume, any number of
+processes and workers. Needs no torch.
 """
 
 import os
@@ -49,7 +50,8 @@ class TarStore:
     """The images of some shards.
 
     Training reads shards in turn (``shards``), each image by its place. Where the system allows it,
-    megabytes around an image are asked for at once: disks and networks then read sequentially.
+    a piece of several megabytes around an image is asked for at once, so that a disk or a network
+    reads sequentially.
     """
 
     def __init__(self, paths: Sequence[Path], index: Index) -> None:
@@ -175,6 +177,7 @@ def read_index(paths: Sequence[Path]) -> Index:
 
 
 def _read_shard(path: Path) -> Iterator[tuple[str, int, int, str | None]]:
+    """Yield name, offset, size and label of each image of a shard."""
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             waiting: list[tuple[str, int, int]] = []

@@ -20,7 +20,8 @@ class FrameSlots(Sampler[tuple[int, list[int]]]):
     """Frames for a few batches, in memory that all worker processes share; used in turns.
 
     Fresh memory for every batch would cost the workers page faults, and one more copy to memory
-    that a GPU can read. As a sampler this yields batches, each with the slot to decode it into.
+    that a GPU can read while the host goes on. As a sampler this yields the batches of the coming
+    pass, each with the slot to decode it into.
 
     Args:
         num_slots: One more than can be in use at a time, so that none has to wait for a copy.
@@ -86,7 +87,8 @@ def _share(num_slots: int, shape: tuple[int, ...]) -> Tensor:
     """Make a uint8 tensor (slots, ...) that worker processes see and write to.
 
     Each slot begins a page, so that it can be locked alone. What a forked process inherits needs no
-    room in /dev/shm, which is small in many containers.
+    room in /dev/shm, which is small in many containers, and takes memory only as far as it is
+    written to.
     """
     used = math.prod(shape)
     pages = num_slots, -(-used // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -49,8 +49,9 @@ def grouped_split(
     Two photographs of one lesion are nearly one image, so a test split that shares lesions with
     the training split measures memory. A group counts for the class that most of its items have.
     The groups of a class are gone through in a seeded order, and one is held out when that brings
-    the items held out nearer to what :func:`stratified_split` would hold out. A class of two or
-    more groups always has one on either side; a class of one group is kept.
+    the items held out nearer to what :func:`stratified_split` would hold out: off by at most half
+    a group. A class of two or more groups always has one on either side, which may cost up to one
+    group more; a class of one group is kept.
 
     Labels and groups are int64 (N,); the result is as of :func:`stratified_split`.
     """

@@ -50,8 +50,8 @@ def list_parts(path: Path, suffix: str) -> list[Path]:
     if path.suffix.lower() == suffix and not path.is_dir():  # Spark names folders so
         if not path.is_file():
             raise UserError(
-                f"data.source {str(path)!r}: no such file; give a {suffix} file, or the folder of "
-                "all; patterns and addresses are not read"
+                f"data.source {str(path)!r}: no such file; give a {suffix} file of this machine, "
+                "or the folder of all of them; patterns and addresses are not read"
             )
         return [path]
     if not path.is_dir():

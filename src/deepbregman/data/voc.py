@@ -125,6 +125,8 @@ def _read_names(path: Path) -> list[str]:
 
 
 def _read_all(pairs: list[tuple[Path, str]]) -> list[tuple[Path, str, Objects]]:
+    """Return the path, the name and the objects of each photograph."""
+
     def read(pair: tuple[Path, str]) -> tuple[Path, str, Objects]:
         year, name = pair
         image = year / "JPEGImages" / f"{name}.jpg"
@@ -180,6 +182,7 @@ def _read_object(node: ElementTree.Element, size: tuple[int, int]) -> tuple[list
     # One chain of comparisons, so that a value that is not a number fails it too.
     if not (xmin - 1.0 < xmax and ymin - 1.0 < ymax and box[0] < box[2] and box[1] < box[3]):
         raise ValueError(
-            f"({', '.join(words)[:80]}) of a {name} is not a box in {width} x {height} pixels"
+            f"the box of a {name} is ({', '.join(words)[:80]}), which is not a box in an image of "
+            f"{width} x {height} pixels"
         )
     return box, CLASSES.index(name), (node.findtext("difficult") or "0").strip() == "1"

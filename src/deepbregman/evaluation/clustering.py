@@ -59,7 +59,8 @@ class Clusters(NamedTuple):
 
     Attributes:
         assignment: (N,) int64, the cluster of each point.
-        centroids: (C, K) float64, scores of each cluster; where one is empty, its last ones.
+        centroids: (C, K) float64, scores of each cluster's empirical distribution; where a cluster
+            is empty, its last one.
         objective: mean divergence of points to their centroids, after the first assignment, and
             then in turn after each update of the centroids and each assignment. Never increases.
     """
@@ -110,8 +111,8 @@ def bregman_clusters(
 def euclidean_clusters(points: Tensor, num_clusters: int, seed: int = 0) -> Clusters:
     """Cluster points (N, d) by their squared distance, as scikit-learn's ``KMeans`` does.
 
-    Draws, steps and the rule to stop are its own; the work is done where the points are. The
-    centroids are those of points whose mean is 0.
+    The draws of the starts, the steps and the rule to stop are its own; the work is done where the
+    points are. The centroids are those of points whose mean is 0.
     """
     _check_count(points, num_clusters)
     points = points - points.mean(dim=0)  # large squares would cancel
@@ -128,7 +129,8 @@ def euclidean_clusters(points: Tensor, num_clusters: int, seed: int = 0) -> Clus
 def _check_count(points: Tensor, num_clusters: int) -> None:
     if points.ndim != 2 or not 1 <= num_clusters <= len(points):
         raise ValueError(
-            f"{num_clusters} clusters of points of shape {tuple(points.shape)}: (N, K) has 1 to N"
+            f"{num_clusters} clusters of points of shape {tuple(points.shape)}: give (N, K) points "
+            "and ask for 1 to N clusters"
         )
 
 
@@ -383,7 +385,8 @@ def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> i
         clusters = num_classes if num_classes > 1 else few
     if not 2 <= clusters <= num_images:
         raise UserError(
-            f"clusters is {clusters}: it must be from 2 to {num_images}, the number of images"
+            f"clusters is {clusters}: it must be from 2 to {num_images}, the number of images; one "
+            "cluster would hold them all"
         )
     return clusters
 
@@ -425,6 +428,7 @@ def cluster(evaluation: Evaluation) -> list[Record]:
 
 
 def _measure(variant: str, split: str, labels: Tensor, found: Tensor, count: int) -> Measurement:
+    """Measure how well clusters agree with classes."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     metrics = {"NMI": normalized_mutual_info_score, "ARI": adjusted_rand_score, "purity": purity}

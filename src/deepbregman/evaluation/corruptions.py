@@ -1,6 +1,7 @@
 """The protocol ``corruptions``: noisy, compressed, blurred and low-contrast test images.
 
-The strengths are 1, 3 and 5 of CIFAR-10-C (Hendrycks and Dietterich, 2019); a blur is scaled.
+The strengths are 1, 3 and 5 of CIFAR-10-C (Hendrycks and Dietterich, 2019); a blur is scaled with
+the side of the images. Classifiers learn from clean images only.
 """
 
 import io
@@ -125,6 +126,7 @@ def fit_classifiers(labelled: LabelledFeatures, seed: int) -> dict[str, Predict]
 def _list_measurements(
     labelled: LabelledFeatures, found: dict[str, dict[str, dict[str, float]]]
 ) -> list[Measurement]:
+    """Make a measurement of every corruption, and of the mean over all of them."""
     corrupted = [name for name in found if name != "clean"]
     measured = []
     for classifier, clean in found["clean"].items():

@@ -88,8 +88,9 @@ def find_pairs(
         count += len(found)
         if count > MOST_PAIRS * len(points):
             raise UserError(
-                f"threshold is {threshold:g}: on average more than {MOST_PAIRS} images are that "
-                "alike; raise --threshold, or train longer"
+                f"threshold is {threshold:g}: more than {MOST_PAIRS} images on average are that "
+                "alike, so the features hardly tell images apart; raise --threshold, or train "
+                "longer"
             )
         pairs.append(found.cpu() + start)
         progress(min(start + chunk, len(points)), len(points))

@@ -1,7 +1,10 @@
 """The protocol ``few``: classes known by 1 to 20 labelled images each, without training.
 
 With a functional divergence the labelled images of a class are one empirical distribution, and an
-image belongs to the class at the smallest ``D(image || distribution)``.
+image belongs to the class at the smallest ``D(image || distribution)``. Beside it stand the same
+rule with single images in place of the distribution, the nearest class by the divergence over a
+bank of features, the mean of features by cosine, centred and not, and a linear classifier, all on
+the same draws of labels.
 """
 
 from collections.abc import Callable
@@ -112,7 +115,7 @@ def check_few(evaluation: Evaluation) -> None:
         name = source.class_name(int(present[int(counts.argmin())]))
         raise UserError(
             f"few.labels_per_class has {most}, and class {name!r} has {int(counts.min())} training "
-            "images: lower --few.labels-per-class"
+            "images: give smaller numbers with --few.labels-per-class"
         )
 
 

@@ -1,7 +1,8 @@
 """The finished parts of a stopped evaluation, kept so that the same command continues it.
 
 A part is one variant of a protocol with one seed. ``RUN/finished_arms.json`` holds parts under a
-digest of everything that their numbers depend on, until the rows of their protocol are written.
+digest of everything that their numbers depend on. A part leaves it when the rows of its protocol
+are written, or when the run's networks have changed.
 """
 
 import json

@@ -70,7 +70,8 @@ class DeviceShare(NamedTuple):
 class SharedBatches:
     """Images that several devices share: they take turns, batch after batch.
 
-    A batch has the images that it would have on a single device: the numbers are the same.
+    A batch has the images that it would have on a single device, so that devices of one kind
+    compute the same numbers together as one of them alone.
     """
 
     def __init__(

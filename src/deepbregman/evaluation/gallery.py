@@ -68,7 +68,8 @@ class OpenedRun(NamedTuple):
         has_scores = self.loaded.model.divergence_network is not None
         if "divergence" in by and not has_scores:
             raise UserError(
-                f"run {self.loaded.run.path} has no divergence network: use --by {known[0]}"
+                f"run {self.loaded.run.path} has no divergence network (divergence.weight is 0), "
+                f"so there is no learned divergence: use --by {known[0]}"
             )
         possible = (name for name in known if has_scores or name != "divergence")
         return tuple(name for name in possible if name in by or not by)
@@ -102,7 +103,8 @@ def open_run(
 ) -> OpenedRun:
     """Load a run's networks, and open its own dataset or another one.
 
-    If the dataset is open (``source``), ``data`` only names it. ``listing``: its files, if known.
+    If the dataset is open already (``source``), ``data`` only names it. ``listing`` are its files,
+    if they are listed already.
     """
     loaded = load_run(run, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable)
     opened, changed = loaded.open_images(data, source, ignore_progress, listing)

@@ -88,7 +88,8 @@ class LoadedRun:
         """Open the run's dataset or another one, and say whether the run's own has changed.
 
         Images that cannot be read are left out where that is asked for: no other may replace one
-        that has a label, or that is shown by its name.
+        that has a label, or that is shown by its name. ``source`` is the dataset, if it is open,
+        and ``listing`` its files, if they are listed.
         """
         opened = source or open_data(self.config, data, listing=listing)
         changed = self.has_data_changed(opened) if data is None and source is None else None
@@ -125,7 +126,8 @@ def require_labelled(source: Source, name: str) -> Source:
         raise lack_of_labels(name)
     if len(source.test) == 0:  # of a folder whose classes have one image each, none is set aside
         raise UserError(
-            f"data {name!r} has no test image: give 2 images of a class, or folders train and test"
+            f"data {name!r} has no test image: give 2 or more images of some class, or folders "
+            "train and test"
         )
     unknown = sorted(set(source.test.labels.tolist()) - set(source.train.labels.tolist()))
     if unknown:
@@ -156,8 +158,9 @@ def _warn_of_training(run: Run, trained_on: str, source: Source, name: str) -> N
     )
     if found:
         notify(
-            f"{run.path} was trained, without labels, on {found:,} of the {len(images):,} test "
-            f"images of {name!r}; for a strict test, set images aside before pretraining",
+            f"{found:,} of the {len(images):,} test images of {name!r} are among those that "
+            f"{run.path} was trained on, without labels; for a strict test, set images aside "
+            "before pretraining",
             stacklevel=3,
         )
 

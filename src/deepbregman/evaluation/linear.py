@@ -86,9 +86,11 @@ def fit_linear(
 
     Args:
         l2: Strength of the penalty on the weights; positive, which makes the optimum unique.
-        max_iterations: Most steps of Newton; an end before the optimum gives a RuntimeWarning.
+        max_iterations: A limit of Newton's steps; a fit that ends before the optimum gives a
+            RuntimeWarning.
         start: Where to start, to save iterations; the optimum does not depend on it.
-        one_scale: Divide all features by one deviation: a handful of rows may be nearly constant.
+        one_scale: Divide all features by one deviation, so that a handful of rows cannot blow up
+            the features that happen to be nearly constant among them.
         weighted: Every class counts the same in the mean cross-entropy, however many rows it has.
     """
     with torch.inference_mode(False), torch.no_grad():
@@ -123,7 +125,8 @@ def choose_l2(
     """Choose the penalty by the accuracy on a part held out of the training set.
 
     Penalties are tried from the strongest to the weakest, each fit starting where the last ended,
-    until ``PATIENCE`` in a row are worse than the best: weaker ones overfit more, and take longest.
+    until ``PATIENCE`` in a row are worse than the best: too weak a penalty overfits, a weaker one
+    overfits more, and the weakest take most of the time.
 
     Args:
         held_out: (m,), indices of the held-out part; the fits see the other n - m rows only.
@@ -277,7 +280,8 @@ class _Objective:
     def compute_preconditioner(self, point: _Point) -> Tensor:
         """Return a preconditioner (d + 1, d + 1) that all classes share.
 
-        The inverse Cholesky factor of the covariance of the rows, weighted by p (1 - p), plus l2.
+        It is the inverse of a Cholesky factor of the covariance of the rows, each weighted by its
+        mean p (1 - p), plus l2.
         """
         design, width = self.design, self.design.shape[1]
         curvature = design.new_zeros(width + 1, width + 1)
@@ -424,8 +428,9 @@ def check_linear(evaluation: Evaluation) -> None:
     labels = evaluation.labelled.source.train.known_labels
     if len(hold_out(labels, evaluation.options.seed)) == 0:
         raise UserError(
-            f"data {evaluation.data!r} has {len(labels)} images, no two of a class, so that none "
-            "can be held out to choose settings: give 2 of some class, or use --protocol knn"
+            "the settings of a linear classifier are chosen on held-out training images, and data "
+            f"{evaluation.data!r} has {len(labels)} images, no two of a class: give 2 or more of "
+            "some class, or use --protocol knn"
         )
 
 

@@ -1,7 +1,8 @@
 """The protocol ``ood``: detect out-of-distribution images, without training on any.
 
-Each score says how far an image is from the training images. The area under the ROC curve is the
-probability that an image of the other kind is further away than a test image.
+Each score says how far an image is from the training images. Two of them know the classes. The
+area under the ROC curve is the probability that an image of the other kind is further away than a
+test image.
 """
 
 from collections import Counter

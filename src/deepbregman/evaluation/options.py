@@ -42,11 +42,13 @@ class Semi(Section):
     """Options of semi."""
 
     labels: tuple[Annotated[float, Range(above=0.0, high=1.0)], ...] = (0.01, 0.1)
-    """Shares of the training labels to fine-tune on, drawn class by class, at least one of each."""
+    """Shares of the training labels to fine-tune on; each seed draws them class by class, at least
+    one image of each."""
     labelled_list: MaybePath = None
     """Instead of shares: a file with the names or paths of the labelled images, one per line."""
     starts: Annotated[tuple[Start, ...], Distinct()] = ("encoder", "projection", "scratch")
-    """Start from the run's encoder, from it and the projection's first layer, or from random."""
+    """Networks to start from: the run's encoder, the same with the projection's first layer, or
+    random weights."""
 
     def __post_init__(self) -> None:
         if isinstance(self.labelled_list, str):

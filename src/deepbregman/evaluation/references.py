@@ -53,11 +53,13 @@ class PixelClassifiers:
         self.knn, self.linear = cache(self._measure_knn), cache(self._measure_linear)
 
     def _measure_knn(self, k: int) -> dict[str, float]:
+        """Measure the vote of the k images of the largest cosine."""
         train, labels, test = self._pixels
         neighbours = cosine_neighbours(test, train, min(k, len(train)))
         return self.labelled.measure(vote(neighbours, labels, self.labelled.num_classes))
 
     def _measure_linear(self, weighted: bool = False) -> dict[str, float]:
+        """Measure a linear classifier, its penalty chosen as the protocol chooses it."""
         train, labels, test = self._pixels
         count = self.labelled.num_classes
         fit, _ = fit_best(train, labels, count, self.seed, weighted=weighted)

@@ -28,8 +28,9 @@ A row is one number: of a protocol, a variant of it, a source and a metric.
 ``finished``        when
 ==================  ===================================================================
 
-``RUN/predictions.json`` holds the predicted class of every test image, packed to a few kilobytes.
-With it an interval can count the sampling of the test images, and not that of seeds alone.
+``RUN/predictions.json`` holds the predicted class of every test image, for each dataset and
+variant, packed to a few kilobytes. With it an interval can count the sampling of the test images,
+and not that of seeds alone.
 
 ::
 

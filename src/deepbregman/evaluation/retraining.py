@@ -102,7 +102,8 @@ def finetune(
     """Train every weight of a network in place, on random views of labelled images.
 
     It is SGD with Nesterov momentum 0.9 and a cosine schedule; batch normalisation learns the
-    statistics of the new images. The same seed gives the same weights to the bit on a CPU.
+    statistics of the new images. The same seed gives the same weights to the bit on a CPU. The host
+    waits for the device once an epoch.
 
     Args:
         labels: int64 (N,) of all images in ``batches``.
@@ -266,6 +267,7 @@ def semi(evaluation: Evaluation) -> list[Record]:
 
 
 def _choose_starts(evaluation: Evaluation) -> dict[str, Start]:
+    """Return the networks that semi starts from, by their names in rows."""
     known: dict[str, tuple[str, Start]] = {
         "encoder": ("from encoder", from_encoder),
         "projection": ("from projection layer 1", from_projection),
@@ -277,7 +279,8 @@ def _choose_starts(evaluation: Evaluation) -> dict[str, Start]:
     if not starts:
         given = " ".join(evaluation.options.semi.starts)
         raise UserError(
-            f"--starts {given}: a projection of your own is not known here; give encoder"
+            f"semi has no network to start from (--starts {given}; a projection of your own is not "
+            "known here): give --starts encoder"
         )
     return starts
 
@@ -287,9 +290,14 @@ def check_transfer(evaluation: Evaluation) -> None:
     check_untrained_copy(evaluation)
     data, own = evaluation.options.data, evaluation.loaded.config.data.source
     if data is None:
-        raise UserError("transfer needs another dataset than the run's: name it with --data")
+        raise UserError(
+            "transfer needs another dataset than that of the pretraining: name it with --data"
+        )
     if data == own or expand_home(Path(data)).resolve() == expand_home(Path(own)).resolve():
-        raise UserError(f"transfer: --data {data} is the dataset of the pretraining; name another")
+        raise UserError(
+            f"transfer: --data {data} is the dataset of the pretraining; name another dataset, or "
+            "use linear, semi or supervised"
+        )
     check_linear(evaluation)
     _check_choice(evaluation, evaluation.labelled.source.train)
 
@@ -320,6 +328,7 @@ class _Subset(NamedTuple):
 
 
 def _select_labelled(evaluation: Evaluation, seed: int) -> list[_Subset]:
+    """Return the labelled parts of the training split that semi is to use."""
     source, options = evaluation.labelled.source, evaluation.options
 
     def select(indices: Tensor, name: str, rounded_up: Sequence[str] = ()) -> _Subset:
@@ -422,7 +431,8 @@ def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
     """Draw a share of the labelled training images, class by class, at least one of each.
 
     Of a class with ``n`` images ``n * share`` are drawn, rounded down or up so that the total is
-    that of the whole set. Returned are indices into the training split, ascending.
+    that of the whole set. Only where that is below one image of a class, there are more. Returned
+    are indices into the training split, ascending.
     """
     labels = source.train.known_labels
     if share == 1:
@@ -448,11 +458,13 @@ def read_labelled(source: Source, file: Path) -> Tensor:
     """Read the names of the labelled training images from a file, one on each line.
 
     A name is a path in the data folder or the end of one, such as the bare file name, and must fit
-    exactly one training image. Returned are indices into the training split, ascending.
+    exactly one training image. Empty lines are passed over; a name twice counts once. Returned are
+    indices into the training split, ascending.
     """
     if source.train.names is None:
         raise UserError(
-            f"--labelled-list {file}: the images of {source.name} have no names; use --labels"
+            f"--labelled-list {file}: the images of {source.name} have no file names; it needs a "
+            "folder of images, or use --labels"
         )
     try:
         lines = file.read_text(encoding="utf-8").splitlines()

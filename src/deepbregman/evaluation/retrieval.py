@@ -65,7 +65,8 @@ def ranking_quality(
 
     The average precision of a query is the mean of the precisions at the ranks of its relevant
     items. Ties are ordered by one seeded shuffle of the bank, the same for all queries. Queries
-    whose label is not in the bank are left out; at least one must remain.
+    whose label is not in the bank are left out; at least one must remain. Memory does not grow with
+    their number.
 
     Args:
         queries: (Q, d) features, or (Q, K) scores; the bank likewise.

@@ -4,8 +4,9 @@ Loading torch takes seconds, comparing images takes a moment. So the first searc
 next ones need: names, features, and the tangents of the generator at the scores. The index answers
 for images of the folder; for any other image the networks are loaded again.
 
-The index is a file in ``RUN/features``, which may be deleted at any time. Its name is a digest of
-all that the answers depend on: the checkpoint, the files, the options and the versions.
+The index is a file in ``RUN/features``, beside the cache of features. Its name is a digest of all
+that the answers depend on: the checkpoint, the files, the options and the versions. So it is never
+out of date, and it may be deleted at any time.
 """
 
 import json

@@ -48,8 +48,9 @@ def load_to_export(run: Run, format_name: str, encoder: nn.Module | None = None)
     model, config, epoch, _ = load_trained(run, encoder=encoder)
     if model.encoder.patch is not None and format_name not in ("safetensors", "onnx"):
         raise UserError(
-            f"--format {format_name} is for whole images, and {config.objective.name} cuts them "
-            f"into patches of {model.encoder.patch} px: export it as safetensors or onnx"
+            f"--format {format_name} holds a network for whole images, and this run's encoder, of "
+            f"{config.objective.name}, cuts them into patches of {model.encoder.patch} px: export "
+            "it as safetensors or onnx"
         )
     name = config.encoder.name
     record = {
@@ -194,8 +195,9 @@ def to_detectron2(source: TrainedEncoder) -> Content:
     trunk = _get_resnet(source)
     if trunk.stem != "standard":
         raise UserError(
-            "--format detectron2 needs the standard stem, and this encoder has the thumbnail stem: "
-            "train with --encoder.stem standard, or export it as torchvision"
+            "--format detectron2 holds the standard stem, and this run's encoder has the thumbnail "
+            "stem, of images up to 64 px: train with --encoder.stem standard, or export it as "
+            "torchvision"
         )
     model = {
         _rename_for_detectron2(name): tensor

@@ -27,7 +27,8 @@ def load_encoder(
     Args:
         run: folder of a run, or a file that :func:`export` wrote from one: ``.safetensors``, or
             ``.pth`` in torchvision's or timm's layout with the ``.json`` beside it.
-        encoder: a module of the same structure, if the encoder was your own; a copy gets weights.
+        encoder: a module of the same structure, for a run whose encoder was your own; it is copied
+            and the trained weights are put into the copy.
 
     Returns:
         In evaluation mode; takes (N, 3, H, W) images, uint8 or floats in [0, 1].
@@ -59,8 +60,8 @@ def read_export(path: Path) -> Export:
     readers = {".safetensors": _read_safetensors, ".pth": _read_state_dict}
     if path.suffix not in readers:
         raise UserError(
-            f"{path} is a file, but neither .safetensors nor .pth: name a run's folder, or such a "
-            "file of `deepbregman export`"
+            f"{path} is a file, but neither .safetensors nor .pth: name a run's folder, or a file "
+            "that `deepbregman export` wrote in one of these formats"
         )
     state, record = readers[path.suffix](path)
     if record.get("version") != VERSION or not isinstance(record.get("config"), str):
@@ -89,13 +90,14 @@ def _read_state_dict(path: Path) -> tuple[State, Record]:
     sidecar = path.with_name(f"{path.name}.json")
     if not sidecar.is_file():
         raise UserError(
-            f"{sidecar} does not exist: put back what `deepbregman export` wrote beside {path}"
+            f"{sidecar} does not exist: it describes the encoder of {path}; put back "
+            "the file that `deepbregman export` wrote beside them"
         )
     record = _parse_record(sidecar.read_text(encoding="utf-8", errors="replace"), sidecar)
     if record.get("format") not in ("torchvision", "timm"):
         raise UserError(
-            f"{path} is for {record.get('format')} only: load the run, or an export to "
-            "torchvision, timm or safetensors"
+            f"{path} has the layout of {record.get('format')}, which only that program reads: load "
+            "the run, or an export to torchvision, timm or safetensors"
         )
     try:
         trunk = read_tensors(path.read_bytes())
@@ -106,7 +108,8 @@ def _read_state_dict(path: Path) -> tuple[State, Record]:
         state["deviation"] = torch.tensor(record["std"]).view(1, -1, 1, 1)
     except Exception as why:  # torch's reader fails in a dozen ways on bytes it did not write
         raise UserError(
-            f"{path} and {sidecar} cannot be read ({first_line(why)}): export them again"
+            f"{path} and {sidecar} cannot be read ({first_line(why)}): they are damaged; export "
+            "them again"
         ) from None
     return state, record
 

@@ -177,7 +177,8 @@ class Tangents(NamedTuple):
 def find_tangents(q: Tensor, smoothing: Number | None = None) -> Tangents:
     """Find the tangents of the max generator, or of the log-sum-exp generator, at rows q.
 
-    The K scores of a bank are made of the d numbers of an embedding: d describe a plane, not K.
+    The K scores of a bank of vectors are made of the d numbers of an embedding, so they have rank
+    d; then d numbers describe a plane instead of K.
 
     Args:
         q: (M, K) scores, or (M, S, K) sets.
@@ -272,7 +273,8 @@ def paired_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) -> 
     p, q = of_distribution(p), of_distribution(q)
     if p.shape != q.shape:
         raise ValueError(
-            f"scores of shapes {tuple(p.shape)} and {tuple(q.shape)}: they must have the same shape"
+            f"scores of shapes {tuple(p.shape)} and {tuple(q.shape)}: row i of one is compared "
+            "with row i of the other, so they must have the same shape"
         )
     temperature = find_temperature(smoothing)
     if temperature is None:
@@ -303,7 +305,8 @@ def balance_scores(
 ) -> Tensor:
     """Shift scores until the batch uses all functionals alike (Sinkhorn-Knopp, in logarithms).
 
-    ``softmax(scores / T)`` of them is SwAV's assignment: rows sum to 1, columns to about N / K.
+    Of the scores that come back, ``softmax(scores / T)`` is the assignment of SwAV: each row sums
+    to 1, and each column to about N / K.
 
     Args:
         scores: (N, K)
@@ -358,8 +361,8 @@ def bregman(phi: Generator, x: Tensor, y: Tensor) -> Tensor:
     """
     if x.shape[-1:] != y.shape[-1:] or x.ndim == 0:
         raise ValueError(
-            f"x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}: their last dimensions "
-            "must be the same"
+            f"x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}: both are points of one "
+            "space, so their last dimensions must be the same"
         )
     slope: Tensor = torch.func.grad(lambda point: phi(point).sum())(y)  # (..., d)
     return phi(x) - phi(y) - ((x - y) * slope).sum(dim=-1)

@@ -46,7 +46,8 @@ def jitter_images(images: Tensor, factors: Tensor, hue: Tensor | None, order: Te
     Doing all four operators at each of the four steps and keeping one would cost sixteen. Instead
     the three blends, which differ only in their target, fill three slots in the image's order, and
     hue is done once for all, between the slots before it and those after. A slot on the wrong side
-    of hue gets factor 1. Channels are tensors of their own: the compiler makes one kernel of all.
+    of hue gets factor 1, which changes nothing. Channels are tensors of their own in between: so
+    the compiler makes one kernel of it all.
 
     Args:
         images: (B, C, H, W) in [0, 1], float32 or float16; may be overwritten.
@@ -123,6 +124,7 @@ def solarise_images(images: Tensor, solarised: Tensor) -> Tensor:
 
 
 def _mix(images: Tensor, weights: tuple[tuple[float, ...], ...]) -> Tensor:
+    """Mix the channels of images (..., 3, H, W), channel by channel."""
     red, green, blue = images.unbind(dim=-3)
     return torch.stack([a * red + b * green + c * blue for a, b, c in weights], dim=-3)
 

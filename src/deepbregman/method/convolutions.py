@@ -19,6 +19,8 @@ LARGEST_MAP = 64
 
 
 class _Call(NamedTuple):
+    """The arguments of ``torch.conv2d``."""
+
     input: Tensor
     weight: Tensor
     bias: Tensor | None = None
@@ -45,7 +47,8 @@ class _Call(NamedTuple):
 def use_fast_gradients(images: Tensor) -> AbstractContextManager[object]:
     """Give convolutions over small maps the faster gradients, where they are faster.
 
-    Outputs stay the same to the bit; gradients differ in rounding.
+    Outputs stay the same to the bit; gradients differ in rounding. ``images`` are what a network is
+    about to be applied to.
     """
     needed = ON_ARM and torch.is_grad_enabled() and images.device.type == "cpu"
     is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # torch's
@@ -54,6 +57,8 @@ def use_fast_gradients(images: Tensor) -> AbstractContextManager[object]:
 
 
 class _FastGradients(TorchFunctionMode):
+    """Replaces calls of ``torch.conv2d`` by :class:`_Convolution` where that is suited."""
+
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:

@@ -37,7 +37,8 @@ def _compare_all(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         views: M tensors (N, d).
 
     Returns:
-        (MN, MN) similarities, the mask of an image's other views, and that of the diagonal.
+        (MN, MN) similarities, (MN, MN) mask of the other views of the same image, (MN, MN) mask of
+        the diagonal.
     """
     alike = all(view.shape == views[0].shape and view.ndim == 2 and len(view) for view in views)
     if len(views) < 2 or not alike:
@@ -55,6 +56,7 @@ def _compare_all(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _join(parts: tuple[Tensor, ...], gather: Gather | None) -> tuple[Tensor, ...]:
+    """Join each part of all processes, where there are several."""
     return parts if gather is None else tuple(gather(part) for part in parts)
 
 
@@ -126,7 +128,8 @@ def divergence_loss(
         alpha: slope of the arccot kernel.
         pairs: ``views``: rows of view 1 against columns of view 2, N x N (the paper); ``all``:
             every sample against every other, 2N x 2N without the diagonal (the authors' code).
-        temperature: tau_div, divides psi; without it the loss is within log N - 1 and log N + 1.
+        temperature: tau_div, divides psi. Without one the loss hardly moves: psi of at most 1
+            bounds it between log N - 1 and log N + 1.
         smoothing: T of the smooth form; ``None`` takes the hard one (Eq. 6).
         gather: joins the rows of all processes, such as :func:`deepbregman.gather`.
 
@@ -302,7 +305,8 @@ def paired_cosines(z: Tensor, target: Tensor) -> Tensor:
 def cross_view_entropy(targets: Tensor, scores: Tensor, temperature: Number = 0.1) -> Tensor:
     """Mean cross-entropy of each target with the scores of every view but its own.
 
-    Up to the entropy of the targets, it is the smooth divergence of the scores to the targets.
+    Up to the entropy of the targets, which has no gradient, it is the smooth divergence of the
+    scores to the targets.
 
     Args:
         targets: (A, N, K) probabilities, of the first A of the views; no gradient reaches them.
@@ -396,7 +400,8 @@ def _mask_pairs(distance: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the masks (N, N) of pairs of one class, without the diagonal, and of two classes."""
     if distance.ndim != 2 or distance.shape != (len(labels), len(labels)):
         raise ValueError(
-            f"divergences of shape {tuple(distance.shape)} with {len(labels)} labels: not (N, N)"
+            f"divergences of shape {tuple(distance.shape)} with {len(labels)} labels: expected "
+            "(N, N) and (N,), every sample against every sample"
         )
     same = labels[:, None] == labels
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
@@ -407,7 +412,8 @@ def contrastive_margin(distance: Tensor, labels: Tensor, margin: Number = 1.0) -
     """Pull pairs of one class together, push the others apart up to a margin.
 
     ``1/2 (mean of d over pairs of one class + mean of max(margin - d, 0)^2 over the others)``. Each
-    kind is averaged by itself, so that the number of classes does not set their balance.
+    kind is averaged by itself, so that the number of classes does not set their balance; a kind of
+    which the batch has none counts 0.
 
     Args:
         distance: (N, N) divergences >= 0.

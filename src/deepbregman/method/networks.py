@@ -33,7 +33,8 @@ TIMM = "timm:"
 class Encoder(nn.Module):
     """Images to representations: normalisation, then a trunk without classifier.
 
-    The normalisation is in its state, so that nobody can feed it pixels of another scale.
+    The normalisation is part of the module (buffers in its state), so that a loaded encoder
+    cannot get pixels of another scale.
 
     Args:
         trunk: maps (N, 3, H, W) to (N, d).
@@ -267,7 +268,8 @@ def build_encoder(
     Args:
         name: ``resnet18``, ``resnet34``, ``resnet50``, ``resnet101``, ``small``, four
             convolutions for thumbnails, or ``timm:NAME``, an architecture of timm.
-        stem: of a ResNet: ``thumbnail``, ``standard``, or ``auto``: by the size of the images.
+        stem: of a ResNet: ``thumbnail``, ``standard``, or ``auto``: thumbnail for images of up to
+            64 px.
         mean: of each channel, for pixels in [0, 1]; the deviation likewise.
     """
     if stem not in STEMS:
@@ -330,8 +332,9 @@ class BregmanNetwork(nn.Module):
         num_subnetworks: K, the paper's kappa.
         hidden_features: width of each subnetwork's hidden layer.
         norm: batch normalisation of the ``output`` (K channels; the paper), the same without a
-            learnt gain and shift (``standard``: so that a temperature means the same throughout),
-            of the ``hidden`` layer (K * hidden channels), or ``none``.
+            learnt gain and shift (``standard``: every score keeps mean 0 and deviation 1, so that
+            a temperature means the same throughout), of the ``hidden`` layer (K * hidden
+            channels), or ``none``.
         activation: ``None`` (the paper: linear) or ``"relu"`` (the authors' code).
         dropout: probability of dropping a hidden unit (the authors' code: 0.2).
         normalise_input: L2-normalise z first.
@@ -394,7 +397,8 @@ class BregmanNetwork(nn.Module):
         """Score embeddings: (N, d) to (N, K)."""
         if z.ndim != 2 or z.shape[1] != len(self.weight1):
             raise ValueError(
-                f"embeddings of shape {tuple(z.shape)}: expected (N, {len(self.weight1)})"
+                f"embeddings of shape {tuple(z.shape)}: expected (N, {len(self.weight1)}), by "
+                "in_features"
             )
         # In full precision also under autocast: in bfloat16 the largest score is often a tie.
         with torch.autocast(z.device.type, enabled=False):

@@ -81,7 +81,8 @@ class Views(nn.Module):
         jitter: Strength of brightness, contrast, saturation (factors in 1 +- strength) and hue.
         jitter_probability: Probability of colour jitter.
         greyscale: Probability of greyscale.
-        blur: Probability of Gaussian blur, by a tenth of ``size``: of all views, or of each.
+        blur: Probability of Gaussian blur, with a kernel of about a tenth of ``size``: of all
+            views, or of each in turn.
         blur_sigma: Least and greatest standard deviation of the blur, in pixels.
         rotation: Greatest rotation to either side, in degrees.
         solarise: Probability of inverting what is brighter than half: of all views, or of each.
@@ -206,7 +207,8 @@ class Views(nn.Module):
 
         It computes in float32 also under autocast. On a GPU the images between the operators are
         float16: its tensor cores multiply it faster, and half the bytes go to memory and back. An
-        operator is then off by less than half a level of 255, as by rounding to uint8.
+        operator is then off by less than half a level of 255, which is what rounding to uint8
+        costs.
         """
         precision = torch.float16 if images.is_cuda else torch.float32
         with torch.autocast(images.device.type, enabled=False):
@@ -257,8 +259,9 @@ class Views(nn.Module):
 def centre_view(images: Tensor, sizes: Tensor | None, size: int) -> Tensor:
     """Return the central square of each image, resized: the view at test time.
 
-    It does "resize the shorter side, then crop the centre" as one resampling, which differs only
-    at the edges of the box: the antialiasing filter does not reach beyond them.
+    It does "resize the shorter side, then crop the centre" as one resampling. It
+    differs from the two steps at the edges of the box, beyond which the antialiasing filter does
+    not reach.
 
     Args:
         images: (N, C, H, W) uint8 with one or three channels.
@@ -303,6 +306,7 @@ def _require(condition: bool, name: str, value: object, rule: str) -> None:
 
 
 def _spread_chance(name: str, chance: float | Sequence[float], num_views: int) -> tuple[float, ...]:
+    """Return the probability of each view."""
     chances = tuple(chance) if isinstance(chance, Sequence) else (chance,) * num_views
     fits = len(chances) == num_views and all(0 <= each <= 1 for each in chances)
     rule = f"a probability between 0 and 1, or one for each of the {num_views} views"

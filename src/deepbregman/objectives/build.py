@@ -39,12 +39,13 @@ def build_run_encoder(
     pixels = (mean, deviation) if config.encoder.normalise_pixels else ()
     if trunk is None and name == "custom":
         raise UserError(
-            "encoder.name is 'custom': the encoder is your own module; give it in Python, as "
-            "`encoder=` to the function"
+            "encoder.name is 'custom': the encoder is your own module, which the command line "
+            "cannot name; give it in Python, as `encoder=` to the function"
         )
     if trunk is not None and name != "custom":
         raise UserError(
-            f"an encoder was given, but encoder.name is {name!r}: leave the argument out"
+            f"an encoder was given, but encoder.name is {name!r}: leave the argument out, or name "
+            "a run that was trained with an encoder of your own"
         )
     try:
         if config.objective.colour_space is not None:
@@ -69,7 +70,8 @@ def build_run_encoder(
         except ValueError as error:
             raise UserError(
                 f"{group.table}.relative_size is {group.relative_size} and encoder.name {name!r}: "
-                f"{error}; set {group.table}.relative_size to 1.0"
+                f"{error}; set {group.table}.relative_size to 1.0, for views of {image_size} px as "
+                "the images"
             ) from None
     return encoder
 
@@ -83,7 +85,8 @@ def build_untrained_encoder(
 ) -> Encoder:
     """Build an encoder with the structure of a trained one, and new random weights.
 
-    A module of the user's own is copied, and each of its parts draws its weights anew.
+    A module of the user's own is copied, and each of its parts draws its weights anew; a part that
+    cannot is refused.
     """
     own = trained.trunk if config.encoder.name == "custom" else None
     with torch.random.fork_rng(devices=[]):

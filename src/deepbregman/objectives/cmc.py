@@ -17,7 +17,8 @@ class CMC(Objective, settings=CMCSettings):
     """Brightness finds the image's colours in a memory, and colours its brightness.
 
     The encoder has a trunk for each, of full width where the paper's have half, and splits images
-    itself. When one half is projected, the other is zeros.
+    itself, so that it takes ordinary ones afterwards. What it says of the other half is left out,
+    as zeros, when one half is projected.
     """
 
     def __init__(self, settings: CMCSettings, encoder: Encoder, widths: EncoderSettings) -> None:

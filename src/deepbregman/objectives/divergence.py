@@ -47,7 +47,8 @@ class DivergenceTerm(nn.Module):
     Views are compared with each other, or with the teacher's targets where there are any. The
     subnetworks see the joint batch, so that their batch normalisation needs no synchronising.
 
-    The numbers are a buffer, so that a compiled step serves all their values.
+    The numbers are a buffer (sigma a parameter when learnable), so that a compiled step serves all
+    their values.
     """
 
     values: Tensor
@@ -89,7 +90,8 @@ class DivergenceTerm(nn.Module):
         Args:
             student: (M, N, d) embeddings of every process.
             teacher: (M', N, d) targets, or None.
-            same_views: whether target m is of view m, from which there is nothing to learn.
+            same_views: whether target m is of view m, from which there is nothing to learn: a view
+                is then compared with the targets of the others.
         """
         scores = _score(self.network, student)  # (M, N, K)
         targets = None if teacher is None else self._score_targets(teacher)  # (M', N, K)
@@ -251,6 +253,7 @@ def _build_subnetworks(settings: DivergenceSettings, in_features: int) -> nn.Mod
 
 
 def _score(network: nn.Module, embeddings: Tensor) -> Tensor:
+    """Score the embeddings (M, N, d) of several views at once: (M, N, K)."""
     scores: Tensor = network(embeddings.flatten(0, 1))
     return scores.view(*embeddings.shape[:2], -1)
 
@@ -258,6 +261,7 @@ def _score(network: nn.Module, embeddings: Tensor) -> Tensor:
 def _pair_with_targets(
     student: Tensor, teacher: Tensor, same_views: bool
 ) -> list[tuple[Tensor, Tensor]]:
+    """Pair each view with each target, except the target of the view itself."""
     return [
         (view, target)
         for a, view in enumerate(student)

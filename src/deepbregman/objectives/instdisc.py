@@ -16,7 +16,8 @@ from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_he
 class InstDisc(Objective, settings=InstDiscSettings):
     """Each view finds its image's vector in a memory; one view of an image is enough.
 
-    The vector is also the target of a divergence. Negatives are drawn once for a batch.
+    The vector is also the target that a divergence compares with, unless a teacher stands beside
+    the method. Negatives are drawn once for all images of a batch.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """MoCo (He et al. 2020; Chen et al. 2020, 2021): InfoNCE to the keys of a slow teacher.
 
-Version 2 has a queue of past keys as negatives, version 3 a predictor and the batch's keys.
+Version 2 has a queue of past keys as negatives, version 3 a predictor, and the batch's keys in
+place of the queue; both are settings of one class.
 """
 
 import torch

@@ -13,8 +13,9 @@ from .teacher import Teacher, momentum_at
 class MomentumObjective(Objective):
     """A method with a teacher: a copy of its encoder and projection that follows them slowly.
 
-    Batch normalisation is over the joint batch of all processes: no image can tell its target by
-    the statistics of a small batch, so batches need not be shuffled, as MoCo does.
+    Where several processes train, batch normalisation of student and teacher is over the joint
+    batch. So no image can tell its target by the statistics of a small batch, and batches need not
+    be shuffled between processes, as MoCo does.
     """
 
     def __init__(

@@ -81,7 +81,8 @@ OBJECTIVES: dict[str, Callable[[Any, Encoder, EncoderSettings], "Objective"]] = 
 class Objective(nn.Module):
     """A method: it owns the networks and turns views into loss terms.
 
-    ``class MoCo(Objective, settings=MoCoSettings)`` is the method of these settings.
+    ``class MoCo(Objective, settings=MoCoSettings)`` is the method of these settings: a
+    configuration with their name trains it.
 
     All that it needs to go on is in its state: heads, teacher, queue. Networks see this process's
     images, so that batch normalisation inside them can be synchronised; losses see the joint batch.

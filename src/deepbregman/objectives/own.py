@@ -1,6 +1,7 @@
 """Parts of a run that are the user's own code, which no configuration can name.
 
-A configuration says ``custom`` where one belongs. Such a run is trained from Python only.
+A configuration says ``custom`` where one belongs. Such a run is trained and resumed from Python
+only, where the part is given again.
 """
 
 import contextlib
@@ -78,8 +79,8 @@ class OwnParts(NamedTuple):
         for table, group in config.view_groups.items():
             if group.custom and table not in self.augments:
                 raise UserError(
-                    f"{table}.custom is true: the views are your own code; give it in Python, as "
-                    "`augment=` to pretrain or resume"
+                    f"{table}.custom is true: the views are your own code, which the command "
+                    "line cannot name; give it in Python, as `augment=` to pretrain or resume"
                 )
         for table in self.augments:
             if table not in config.view_groups or not config.view_groups[table].custom:
@@ -89,13 +90,13 @@ class OwnParts(NamedTuple):
                 )
         if config.objective.name == "custom" and self.objective is None:
             raise UserError(
-                "objective.name is 'custom': the method is your own code; give it in Python, as "
-                "`objective=` to pretrain or resume"
+                "objective.name is 'custom': the method is your own code, which the command line "
+                "cannot name; give it in Python, as `objective=` to deepbregman.pretrain or resume"
             )
         if config.objective.name != "custom" and self.objective is not None:
             raise UserError(
                 f"an objective was given, but objective.name is {config.objective.name!r}: leave "
-                "the argument out"
+                "the argument out, or start a new run with it"
             )
 
     def build_objective(self, config: Config, encoder: Encoder) -> Objective:
@@ -110,7 +111,8 @@ class OwnParts(NamedTuple):
             )
         if made.encoder is not encoder:
             raise UserError(
-                "the objective has another encoder than it was given: pass it to Objective.__init__"
+                "the objective given has another encoder than it was given: pass the encoder on to "
+                "Objective.__init__"
             )
         made.weights = {
             name: config.objective.weight * float(weight) for name, weight in made.weights.items()
@@ -119,6 +121,7 @@ class OwnParts(NamedTuple):
 
 
 def _check_constructor(objective: object) -> None:
+    """Refuse what cannot make a method, before anything is read."""
     fits = callable(objective) and not isinstance(objective, nn.Module)
     if isinstance(objective, type):
         fits = issubclass(objective, Objective)
@@ -131,8 +134,9 @@ def _check_constructor(objective: object) -> None:
             pass
     if not fits:
         raise UserError(
-            f"objective is {abbreviate(objective)}: give a subclass of deepbregman.Objective, or a "
-            "function that makes one, of an encoder and the widths of the heads"
+            f"objective is {abbreviate(objective)}: give a subclass of deepbregman.Objective whose "
+            "constructor takes the encoder and the widths of the heads, or a function that makes "
+            "one; a method of the package is a recipe"
         )
 
 
@@ -146,8 +150,9 @@ class OwnViews(nn.Module):
 
     Each call is seeded by the run's seed and the step: torch's generators of the CPU and of the
     device, Python's ``random`` and NumPy's. Transforms of torchvision draw one set of numbers for
-    a whole batch, so they are called image by image, each with a seed of its own. Any other
-    callable gets the batch of a process at once.
+    a whole batch, so they are called image by image, each image with a seed of its own: their
+    views do not depend on how many processes share a batch. Any other callable gets the batch of a
+    process at once.
     """
 
     def __init__(self, augment: Augment, size: int, num_views: int, table: str = "views") -> None:
@@ -184,8 +189,9 @@ class OwnViews(nn.Module):
         """Make M views of each image; see :meth:`deepbregman.Views.forward`."""
         if sizes is not None and not (self.one_by_one or self.takes_sizes):
             raise UserError(
-                "the images differ in size and lie in frames: let augment take a second argument "
-                "`sizes`, (n, 2) of heights and widths, or give torchvision.transforms.v2"
+                "the images have different sizes, and lie in frames of one size: let augment take "
+                "a second argument `sizes`, (n, 2) with the height and width of each, or give "
+                "transforms of torchvision.transforms.v2"
             )
         if uniforms is None:
             uniforms = self.draw(len(images), device=images.device)
@@ -207,6 +213,7 @@ class OwnViews(nn.Module):
         return self._accept(torch.stack(made))
 
     def _call(self, images: Tensor, *sizes: Tensor) -> Any:
+        """Call the user's code; if it fails, add the shape of its input to the error."""
         try:
             return self.augment(images, *sizes)
         except Exception as error:
@@ -229,13 +236,15 @@ class OwnViews(nn.Module):
         return found.as_subclass(Tensor)  # torchvision's own kinds of tensors stay outside
 
     def _accept(self, found: Any, count: int | None = None) -> Tensor:
+        """Check what the user's code returned, and bring it to float32 in [0, 1]."""
         view = self._accept_type(found)
         count = len(view) if count is None else count
         wanted = (count, 3, self.size, self.size)
         if tuple(view.shape) != wanted:
             raise UserError(
-                f"augment returned a view of shape {tuple(view.shape)}: {wanted} is expected, by "
-                f"data.image_size and {self.table}.relative_size; let it crop or resize"
+                f"augment returned a view of shape {tuple(view.shape)}: {wanted} is expected, with "
+                f"the side by data.image_size and {self.table}.relative_size; let it crop or "
+                f"resize to {self.size}"
             )
         view = view.float() / 255 if view.dtype == torch.uint8 else view.to(torch.float32)
         if not self.checked:  # once: it waits for the device
@@ -243,7 +252,8 @@ class OwnViews(nn.Module):
             if not (low >= -1e-3 and high <= 1 + 1e-3):
                 raise UserError(
                     f"augment returned values from {low:.3g} to {high:.3g}: a view is uint8, or "
-                    "float in [0, 1]; leave out Normalize, which the encoder does"
+                    "float in [0, 1]; leave out Normalize, since the encoder normalises pixels "
+                    "itself"
                 )
             self.checked = True
         return view.contiguous()

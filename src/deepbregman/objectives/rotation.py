@@ -1,6 +1,7 @@
 """Prediction of rotations, a loss term beside any method (E-SSL, Dangovski et al. 2022).
 
-The views of a method teach the encoder what does not change an image; this term, what does.
+The views of a method teach the encoder what does not change an image. This term teaches it
+something that does.
 """
 
 import torch

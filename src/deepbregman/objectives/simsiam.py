@@ -24,7 +24,8 @@ from .objective import (
 class SimSiam(Objective, settings=SimSiamSettings):
     """The cosine of a prediction with the embedding of another view, without gradient in that.
 
-    The stopped gradient and the predictor, whose rate does not fall, keep it from collapse.
+    The stopped gradient and the predictor, whose learning rate does not fall, keep it from
+    collapse.
     """
 
     def __init__(

@@ -140,6 +140,7 @@ class Step(nn.Module):
         )
 
     def _check(self, outputs: Outputs) -> None:
+        """Refuse what a method of the user's own must not return."""
         name = type(self.objective).__name__
         if not isinstance(outputs, Outputs):
             raise UserError(
@@ -168,9 +169,9 @@ class Step(nn.Module):
         num_views, width = len(outputs.student), outputs.student.shape[-1]
         if width != self.divergence.in_features:
             raise UserError(
-                f"{name} makes embeddings of width {width}, and encoder.embedding is "
-                f"{self.divergence.in_features}: build the head with deepbregman.build_head, or "
-                "set divergence.weight 0"
+                f"{name} makes embeddings of width {width}, and the divergence beside it takes "
+                f"{self.divergence.in_features}, by encoder.embedding: build the head with "
+                "deepbregman.build_head, or leave the divergence out with divergence.weight 0"
             )
         if outputs.teacher is not None or self.teacher is not None:
             return
@@ -178,8 +179,8 @@ class Step(nn.Module):
             needs = "targets" if self.divergence.needs_target else "two views to compare"
             raise UserError(
                 f"{name}.forward returned None as teacher and {num_views} views as student, and "
-                f"the divergence needs {needs}: return them, add [teacher], or set "
-                "divergence.weight 0"
+                f"the divergence beside it needs {needs}: return them, add a [teacher] table, or "
+                "leave the divergence out with divergence.weight 0"
             )
 
     def _join(self, samples: Samples) -> Samples:

@@ -16,7 +16,8 @@ from .teacher import Bank, Prototypes
 class SwAV(Objective, settings=SwAVSettings):
     """Every view, small ones too, predicts the assignment of each main view but itself.
 
-    Assignments are evened out over the joint batch and, later, over a queue of the first view.
+    Assignments are evened out over the joint batch and, later in training, over a queue of
+    embeddings of the first main view of past batches.
     """
 
     temperature: Tensor

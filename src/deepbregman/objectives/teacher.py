@@ -50,13 +50,14 @@ def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
     theirs, mine = list_weights(fast), list_weights(slow)
     if len(mine) != len(theirs):
         raise ValueError(
-            f"the network has {len(theirs)} weights and its teacher {len(mine)}: it is another one"
+            f"the network has {len(theirs)} weights and its teacher {len(mine)}: give the network "
+            "that the teacher was made from"
         )
     for own, other in zip(mine, theirs, strict=True):
         if own.shape != other.shape:
             raise ValueError(
                 f"the network has weights of shape {tuple(other.shape)} where its teacher has "
-                f"{tuple(own.shape)}: it is another one"
+                f"{tuple(own.shape)}: give the network that the teacher was made from"
             )
     torch._foreach_lerp_(mine, theirs, 1.0 - momentum)
 
@@ -64,7 +65,8 @@ def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
 def list_weights(network: nn.Module) -> list[Tensor]:
     """List the weights of a network as ``parameters()`` does: each once, and depth first.
 
-    A teacher needs two such lists at each step; ``parameters()`` takes two to three times as long.
+    A teacher needs two such lists at each step, and the step of a small network waits for the host;
+    ``parameters()`` takes two to three times as long.
     """
     found: dict[Tensor, None] = {}
     modules = [network]
@@ -117,7 +119,8 @@ class Bank(nn.Module):
         """Put in embeddings (N, d), the last of them the youngest; of more than K, the last K."""
         if embeddings.ndim != 2 or embeddings.shape[1] != self.weight.shape[1]:
             raise ValueError(
-                f"rows of shape {tuple(embeddings.shape)}: expected (N, {self.weight.shape[1]})"
+                f"embeddings of shape {tuple(embeddings.shape)}: expected (N, "
+                f"{self.weight.shape[1]}), by the width of the bank"
             )
         count = len(embeddings)
         latest = embeddings[-self.num_subnetworks :]

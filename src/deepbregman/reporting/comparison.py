@@ -97,6 +97,7 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
 
 
 def _make_keys_unique(tables: Sequence[Table]) -> list[Table]:
+    """Give the files of every table a unique name."""
     keys = [slug(table.key) for table in tables]
     return [
         table._replace(key=key if keys.count(key) == 1 else f"{key}-{index + 1}")

@@ -231,6 +231,7 @@ def _colour_heights(values: np.ndarray, top: float) -> np.ndarray:
 
 
 def _colour_regions(values: np.ndarray) -> np.ndarray:
+    """Colour whole numbers (G, G), each lightly."""
     _, regions = np.unique(values, return_inverse=True)
     colours = np.array([ImageColor.getrgb(colour) for colour in TEN_COLOURS])
     light = 255 - (255 - colours) * 0.45

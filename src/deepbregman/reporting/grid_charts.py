@@ -196,6 +196,7 @@ def _draw_arms(results: Record, key: str) -> Figure | None:
 
 
 def _list_published(results: Record, metric: str) -> list[Record]:
+    """List the published values of a metric as points over the axis."""
     return [
         {"x": x, "value": value, "method": f"published: {part['series']}", "where": part["source"]}
         for part in select_series(list_published_series(results), metric)

@@ -119,6 +119,7 @@ def to_json(value: Record) -> str:
 
 
 def _make_title(main: Comparison | None, studies: Sequence[StudySection]) -> str:
+    """Name the arms and studies, if that is short."""
     arms = [group.name for group in main.groups] if main else []
     words = [join_words(arms) if len(arms) <= 3 else f"{len(arms)} arms"] if arms else []
     titles = [study.title for study in studies]
@@ -127,6 +128,7 @@ def _make_title(main: Comparison | None, studies: Sequence[StudySection]) -> str
 
 
 def _list_facts(main: Comparison | None, studies: Sequence[StudySection]) -> list[str]:
+    """Return the contents of the page, its time and the version, in a line."""
     words: list[str] = []
     if main is not None:
         runs = sum(len(group.runs) for group in main.groups)

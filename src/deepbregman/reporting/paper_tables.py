@@ -143,6 +143,7 @@ def _tabulate_values(results: Record, data: str, group: str, found: Sequence[Rec
 
 
 def _list_published(found: Iterable[Record]) -> list[tuple[str, str]]:
+    """List method and conditions of every published value of these quantities."""
     entries = [entry for quantity in found for entry in find_published(_make_measure(quantity))]
     return list(dict.fromkeys((entry.method, entry.conditions) for entry in entries))
 

@@ -1,6 +1,7 @@
 """Published values, shown beside ours and never mixed with them.
 
-``published.toml`` holds the paper's tables; a study has series of its own in ``results.json``.
+``published.toml`` holds the paper's tables. A study carries published series of its own, in
+``results.json``, shown beside its arms.
 """
 
 import importlib.resources

@@ -42,6 +42,7 @@ def draw_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]])
 
 
 def _make_plain(text: str) -> str:
+    """Show a name as it is, without markup and terminal codes."""
     return escape(make_printable(text))
 
 
@@ -237,6 +238,7 @@ def _fit_columns(table: Table, console: Console, options: ConsoleOptions) -> boo
 
 
 def _cut(table: tables.Table, number: int) -> tables.Table:
+    """Keep the first columns of a table."""
     rows = tuple(row._replace(cells=row.cells[:number]) for row in table.rows)
     return table._replace(columns=table.columns[:number], rows=rows)
 

@@ -103,6 +103,7 @@ def save_search_figure(paths: Sequence[Path], record: Record) -> None:
 
 
 def _draw_slice(record: Record, key: str, dimension: Dimension) -> Figure | None:
+    """Draw the value of every completed trial over one field."""
     import altair as alt
 
     field, published = dimension.field, record.get("published") or {}
@@ -149,6 +150,7 @@ def _make_point(row: Record, dimension: Dimension) -> Record:
 
 
 def _make_axis(dimension: Dimension) -> tuple[Any, str]:
+    """Return the axis of a field, and how tooltips name its values."""
     import altair as alt
 
     if dimension.bounds is None:

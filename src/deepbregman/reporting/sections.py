@@ -74,7 +74,8 @@ def read_sources(sources: Sequence[Path | str]) -> tuple[list[RunRecord], list[S
             study = read_study(path)
             if study.key in {other.key for other in studies}:
                 raise UserError(
-                    f"{path}: another study of the name {path.name} is given; rename one of them"
+                    f"{path}: another study of the name {path.name} is given, and their figures "
+                    "would have the same names; rename one of the folders"
                 )
             if study.title in {other.title for other in studies}:
                 study.title += f" ({path.name})"
@@ -111,7 +112,7 @@ def read_study(path: Path) -> StudySection:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"{path} holds a record that is not of a study ({type(error).__name__}: {error}): run "
-            "the study again in its folder"
+            "the study again in its folder to write it again"
         ) from error  # --debug shows where
     return study
 
@@ -200,6 +201,7 @@ def _add_outcome(study: StudySection, path: Path, record: Record) -> None:
 
 
 def _tabulate_rows(key: str, title: str, rows: list[Record]) -> Table:
+    """Make a table of the fields with a single value in every row."""
     columns = [
         column
         for column in dict.fromkeys(column for row in rows for column in row)

@@ -166,11 +166,13 @@ def _measure_height(line: Sequence[Strip]) -> int:
 
 
 def _measure_width(line: Sequence[Strip]) -> int:
+    """Return the width of strips side by side."""
     columns = [min(COLUMNS, len(strip.tiles)) for strip in line]
     return sum(count * (CELL + GAP) - GAP for count in columns) + 3 * GAP * (len(line) - 1)
 
 
 def _measure_tiles(tiles: Sequence[Tile]) -> int:
+    """Return the height of a line of tiles, words included."""
     return CELL + 4 + LINE * (1 + max(len(tile.lines) for tile in tiles))
 
 

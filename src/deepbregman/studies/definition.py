@@ -36,7 +36,8 @@ ENDINGS: Mapping[str, Changes] = {
     CONTROL: {"divergence.weight": 0.0, "divergence.info_nce": 1.0},
     BOTH: {"divergence.info_nce": 1.0},
 }
-"""Endings that make another arm of a recipe: no divergence, InfoNCE in its place, or both."""
+"""Endings of the name of a recipe that make another arm of it: no divergence, InfoNCE to the same
+teacher and bank in its place, or both terms."""
 HOLDOUT = 0.1
 """Share of the training images to evaluate on where the recipe holds none out."""
 IMAGES = ("data.source", "data.root", "data.skip_unreadable")
@@ -105,7 +106,8 @@ class StudyOptions:
     seeds: MaybeNumber = None
     """Number of seeds, 3 by default."""
     only: tuple[str, ...] = ()
-    """Arms to run, by name or pattern, as --help names them; by default all without labels."""
+    """Arms to run, by name or pattern; deepbregman study NAME --help names them. By default all
+    that train without labels."""
     values: tuple[str, ...] = ()
     """For a study that varies one field: values to use instead. For study learning-rates: further
     multiples of the rate of each recipe; they can also be added to a study that has begun."""
@@ -146,7 +148,8 @@ class SearchOptions:
     sampler: Annotated[
         Literal["gp", "tpe", "random"] | None, tyro.conf.arg(metavar="{gp,tpe,random}")
     ] = None
-    """gp (the default): a Gaussian process. tpe: a Parzen estimator. random: random values."""
+    """gp (the default): a Gaussian process. tpe: a Parzen estimator, which also learns from pruned
+    trials. random: values drawn at random."""
     prune: Annotated[bool | None, tyro.conf.arg(metavar="{True,False}")] = None
     """Stop a trial whose kNN accuracy is below the median of earlier trials; True by default."""
     out: MaybePath = None
@@ -182,7 +185,8 @@ class Study:
     recipes: tuple[str, ...] = ()
     """Names of the recipes, the reference first, if the arms are whole recipes."""
     with_divergence: Changes = dataclasses.field(default_factory=dict)
-    """If the arms are whole recipes: changes that make a second arm, with a divergence, of each."""
+    """If the arms are whole recipes: changes that add a divergence. They make a second arm of every
+    recipe that has none and can have one. Empty for no second arms."""
     rate_factors: tuple[float, ...] = ()
     """If the arms are whole recipes: multiples of the learning rate; each is an arm of a recipe."""
     evaluate_on: EvaluateOn = "test"
@@ -202,7 +206,8 @@ class Study:
             return self
         if self.field is None:
             raise UserError(
-                f"study {self.name} takes no --values: choose arms with --only ({self._names()})"
+                f"study {self.name} takes no --values: its arms are {self._names()}; choose among "
+                "them with --only"
             )
         written = [str(value) for value in values]
         twice = [word for word in written if written.count(word) > 1]
@@ -257,7 +262,8 @@ class Study:
             twin = next((arm.name for arm in arms if arm.changes == changes), None)
             if twin is not None:
                 raise UserError(
-                    f"recipes {twin} and {name} are the same configuration: leave one of them out"
+                    f"recipes {twin} and {name} are the same configuration: there is nothing to "
+                    "compare; leave one of them out"
                 )
             series = ALONE if self.with_divergence else _name_plain_series(config)
             series = OURS if config.divergence.is_on else series
@@ -273,12 +279,14 @@ class Study:
         for factor in factors:
             if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
                 raise UserError(
-                    f"--values {factor}: a multiple of the rate must be a number above 0"
+                    f"--values {factor}: a multiple of the learning rate must be a number above 0, "
+                    "such as 0.1"
                 )
         joined = dict.fromkeys([*self.rate_factors, *map(float, factors)])
         return dataclasses.replace(self, rate_factors=tuple(joined))
 
     def _with_rates(self, configs: Mapping[str, Config]) -> "Study":
+        """Make an arm of every recipe for each multiple of its learning rate."""
         base = next(iter(configs.values()))
         arms = []
         for factor in self.rate_factors:
@@ -344,7 +352,8 @@ def _require_new(name: str, configs: Mapping[str, Config]) -> str:
     """Return the name of an arm that a study makes of a recipe, if no recipe has it."""
     if name in configs:
         raise UserError(
-            f"--recipes names {name}, which this study makes of another: rename or leave it out"
+            f"--recipes names {name}, which this study also makes of another recipe: rename the "
+            "file, or leave it out"
         )
     return name
 
@@ -425,7 +434,8 @@ def join_changes(options: StudyOptions | SearchOptions) -> dict[str, Any]:
             continue
         if changes.get(key, value) != value:
             raise UserError(
-                f"--{name} {value} and --set {key}={changes[key]} differ: leave one of them out"
+                f"--{name} {value} and --set {key}={changes[key]} contradict each other: leave one "
+                "of them out"
             )
         given[key] = value
     return {**given, **changes}
@@ -473,8 +483,8 @@ def check_same(before: Config | None, config: Config, what: str) -> None:
     changed = describe_differences(before, config) if before else ""
     if changed:
         raise UserError(
-            f"{what} was begun with other settings ({changed}): leave the options out, or choose "
-            "another --out"
+            f"{what} was begun with other settings ({changed}): leave the options out to continue "
+            "with those, or choose another folder with --out"
         )
 
 
@@ -489,8 +499,9 @@ def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
         section, _, key = name.partition(".")
         if key != "weight" and values.get(f"{section}.weight") == 0.0:
             raise UserError(
-                f"{what} needs the {section} term for {name}, and {section}.weight is 0: choose "
-                f"another recipe, such as best, or give --set {section}.weight=1"
+                f"{what} needs the {section} term for {name}, but {section}.weight is 0 in this "
+                "recipe, so nothing would differ: choose a recipe in which it is above 0, such as "
+                f"best, or give --set {section}.weight=1"
             )
 
 
@@ -524,7 +535,8 @@ def name_arms(arms: Sequence[str], option: str = "recipes") -> list[str]:
         same = [arm for arm, other in zip(arms, names, strict=True) if other == name]
         if len(same) > 1:
             raise UserError(
-                f"--{option} {' '.join(same)} names {name} twice: leave one out, or rename a file"
+                f"--{option} {' '.join(same)} names {name} twice, and runs are called after it; "
+                "leave one out, or rename a file"
             )
     return names
 
@@ -544,7 +556,8 @@ def list_by_value(values: Mapping[str, str]) -> str:
 def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
     """Refuse recipes with unequal budgets, unless that is allowed; return the differences.
 
-    The samples in a step may differ. Recipes for different images are always refused.
+    The samples in a step may differ: with more of them a step costs more, and there are fewer
+    steps. Recipes for different images are always refused.
     """
     differing = differing_fields(*configs.values())
 
@@ -559,8 +572,8 @@ def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
     other_images = describe(IMAGES)
     if other_images:
         raise UserError(
-            f"the recipes are of different images ({'; '.join(other_images)}): give --data NAME, "
-            "or --set FIELD=VALUE"
+            f"the recipes are of different images ({'; '.join(other_images)}): give all of them "
+            "the same with --data NAME, or with --set FIELD=VALUE"
         )
     found = describe(BUDGET)
     sides = {name: config.view_size for name, config in configs.items()}
@@ -575,7 +588,8 @@ def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
         found.append(f"training.epochs x views.num_views is {words}")
     if found and not unequal:
         raise UserError(
-            f"the budgets of the recipes differ ({'; '.join(found)}): make them equal, such as by "
-            "--set FIELD=VALUE, or compare them as they are with --unequal"
+            f"the budgets of the recipes differ ({'; '.join(found)}): make them equal, in the "
+            "recipes or with --set FIELD=VALUE for all, or compare them as they are with "
+            "--unequal; the results then name the difference"
         )
     return found

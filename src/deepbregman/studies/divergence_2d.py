@@ -4,8 +4,9 @@ The paper has such a figure but describes neither its data nor its training. Her
 Gaussian classes train K affine subnetworks directly on the plane. Then phi(x) = max_k w_k x + b_k
 is convex in x, and the functional divergence of single points is an ordinary, piecewise linear
 Bregman divergence of the plane, as in Siahkamari et al. 2019, whom the paper follows. Training is
-supervised: a contrastive loss with a margin on pairs of one class and of two. KL and Itakura-Saito,
-drawn for comparison, need positive coordinates, so for them the plane is shifted.
+supervised: a contrastive loss with a margin on pairs of one class and of two. The classical
+divergences are drawn for comparison. KL and Itakura-Saito need positive coordinates, so for them
+the plane is shifted into the positive quadrant.
 """
 
 from collections.abc import Callable
@@ -61,8 +62,9 @@ def measure_separation(distance: Tensor, labels: Tensor) -> dict[str, float]:
     """Measure how well divergences between all samples (N, N) tell classes apart.
 
     Returns:
-        The area under the ROC curve of "of two classes" by divergence and, if many pairs have
-        divergence zero, the shares of pairs of one class and of two that have.
+        The area under the ROC curve of "of two classes" by divergence and, where a tenth of the
+        pairs of one class or more has divergence zero, the shares of pairs of one class and of two
+        that have.
     """
     from sklearn.metrics import roc_auc_score
 

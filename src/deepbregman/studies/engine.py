@@ -2,7 +2,8 @@
 
 A trial is a configuration that is trained and evaluated; its folder is an ordinary run. A process
 claims a trial by a lock on a file. The lock ends with the process, so another process continues
-the run of a killed one from its checkpoint. The outcome, in ``result.json``, is written last.
+the run of a killed one from its checkpoint. The outcome of a trial is in the ``result.json`` of its
+run and is written last.
 """
 
 import gc
@@ -73,7 +74,8 @@ class Trial:
         changed = describe_differences(run.config, self.config, lambda name: name not in CHANGEABLE)
         if changed:
             raise UserError(
-                f"{self.folder} is a run of other settings ({changed}): choose another --out"
+                f"{self.folder} is a run of another configuration ({changed}): move it away, or "
+                "choose another folder with --out"
             )
         return run
 
@@ -84,7 +86,8 @@ class Trial:
         outcome = self.open_run().result().get("study")
         if outcome is not None and not {"state", "metrics"} <= outcome.keys():
             raise UserError(
-                f"{self.folder / 'result.json'}: 'study' is no outcome; restore or remove the file"
+                f"{self.folder / 'result.json'}: 'study' is not the outcome of a trial: restore "
+                "the file or remove it"
             )
         return outcome
 
@@ -117,8 +120,8 @@ class EvaluationPlan:
         kept, held_out = split_for_monitor(source.train, config)
         if self.evaluate_on == "holdout" and len(held_out) == 0:
             raise UserError(
-                f"data {config.data.source!r} has no two training images of a class, to hold one "
-                "out: give more images"
+                f"data {config.data.source!r} has no two training images of a class, so that none "
+                "can be held out to evaluate on: give more images"
             )
         others = () if config.objective.needs_labels else source.unlabelled or ()
         steps = config.training.epochs * count_steps(config, len(kept) + len(others))

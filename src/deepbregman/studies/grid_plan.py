@@ -134,18 +134,20 @@ def _check_kind(study: Study, options: StudyOptions) -> None:
         raise UserError(f"study {study.name} is a grid and takes no --trials; see --seeds")
     if study.recipes and options.recipe is not None:
         raise UserError(
-            f"study {study.name} compares recipes and takes no --recipe: give --recipes, the "
-            f"reference first, such as --recipes simclr {options.recipe}"
+            f"study {study.name} compares whole recipes and takes no --recipe: give all of them, "
+            f"the reference first, such as --recipes simclr {options.recipe}"
         )
     several = study.with_divergence or study.rate_factors  # arms of each recipe
     if len(options.recipes) == 1 and study.recipes and not several:
         raise UserError(
-            f"--recipes {options.recipes[0]}: give 2 or more, such as --recipes simclr best"
+            f"--recipes {options.recipes[0]}: there must be at least 2 to compare, the reference "
+            "first, such as --recipes simclr best"
         )
     given = next((name for name in ("recipes", "unequal", "rates") if getattr(options, name)), "")
     if not study.recipes and given:
         raise UserError(
-            f"study {study.name} varies one --recipe and takes no --{given}: see study comparison"
+            f"study {study.name} varies one recipe and takes no --{given}: give that with "
+            "--recipe; study comparison compares whole recipes"
         )
 
 
@@ -196,7 +198,8 @@ def _merge_options(study: Study, options: StudyOptions, before: Record | None) -
         if given.get(name, stored[name]) != stored[name]:
             raise UserError(
                 f"--{name.replace('_', '-')} is {given[name]!r} here and {stored[name]!r} in the "
-                "folder of this study: leave the option out to continue, or choose another --out"
+                "folder of this study, which has begun: leave the option out to continue, or "
+                "choose another folder with --out"
             )
     return {**stored, **given, "changes": stored["changes"]}
 
@@ -242,12 +245,14 @@ def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> floa
             return best.optimiser.learning_rate
         others = f" with its settings of today ({changed})"
     raise UserError(
-        f"--rates {' '.join(map(str, folders))}: recipe {recipe} has no result there{others}; add "
-        "a folder of deepbregman study learning-rates, or leave the recipe out with --recipes"
+        f"--rates {' '.join(map(str, folders))}: recipe {recipe} has no result there{others}; "
+        "train it with deepbregman study learning-rates --out FOLDER and add the folder, or leave "
+        "the recipe out with --recipes"
     )
 
 
 def _decides_the_rate(field: str) -> bool:
+    """Return whether the best learning rate rests on a field: method, optimiser or batch."""
     if field in ("optimiser.learning_rate", "optimiser.warmup_epochs"):
         return False
     batch = ("training.batch_size", "training.accumulate")
@@ -259,12 +264,14 @@ def find_best_of_study(folder: Path, recipe: str) -> Config | None:
     path = folder / "results.json"
     if not path.is_file():
         raise UserError(
-            f"--rates {folder}: there is no {path.name}; give a finished study learning-rates"
+            f"--rates {folder}: there is no {path.name}; give the folder of a finished study "
+            "learning-rates"
         )
     results = read_json(path, {"metric": str, "arms": [{"arm": str, "metrics": {}}]})
     if is_on_test_images(results):
         raise UserError(
-            f"--rates {folder}: its rates were compared on test images; use --evaluate-on holdout"
+            f"--rates {folder}: its rates were compared on test images; choose them on held-out "
+            "images, with --evaluate-on holdout"
         )
     base = from_toml(read_json(folder / "study.json", SHAPE)["base"], str(folder / "study.json"))
     changes = {arm["name"]: arm["changes"] for arm in results["study"]["arms"]}

@@ -72,7 +72,8 @@ def fit(
 ) -> PlaneNetwork:
     """Train a network on labelled points (N, 2) or sets of points (N, S, 2), in place.
 
-    Adam, the learning rate falling to 0 along a cosine; a last, short batch is left out.
+    Adam, the learning rate falling to 0 along a cosine; batches of a shuffled order, epoch after
+    epoch, a last, short one left out.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, "order"))
     optimiser = torch.optim.Adam(network.parameters(), learning_rate)

@@ -78,7 +78,8 @@ def estimate_interval(
 ) -> list[float] | None:
     """Return the interval of a difference in points, over seeds and test images.
 
-    Pairs are what two arms predicted with each seed. None if one is missing or of other images.
+    Pairs are what two arms predicted with each seed. None if one is not kept, or of other images
+    than the first.
     """
     import numpy as np
 

@@ -105,7 +105,8 @@ def parse_space(words: Iterable[str], base: Config) -> Space:
         name, equals, text = word.partition("=")
         if not equals:
             raise UserError(
-                f"--space {word!r}: write field=LOW:HIGH, field=LOW:HIGH:log or field=A,B,C"
+                f"--space {word!r}: write field=LOW:HIGH, field=LOW:HIGH:log or field=A,B,C, such "
+                "as divergence.sigma=0.1:5:log"
             )
         if name in seen:
             raise UserError(f"--space names {name} twice: once is enough")
@@ -148,10 +149,12 @@ def check_corners(space: Space, base: Config) -> None:
 
 
 def _find_type(name: str, base: Config) -> Any:
+    """Return the type of a field that can be searched."""
     section, _, key = name.partition(".")
     if section in ("seed", "data"):
         raise UserError(
-            f"--space {name}: the seed and the images are the same in all trials; use --set"
+            f"--space {name}: a search keeps to one seed and one set of images, or its trials "
+            "could not be compared; set it with --set instead"
         )
     known = [field for field in fields_of(base) if "." in field]
     if name not in known:
@@ -162,7 +165,10 @@ def _find_type(name: str, base: Config) -> Any:
     if get_origin(hint) is UnionType:  # a number, or one for each view
         hint = get_args(hint)[0]
     if get_origin(hint) is tuple:
-        raise UserError(f"--space {name}: its value {fields_of(base)[name]} is a list; use --set")
+        raise UserError(
+            f"--space {name}: its value {fields_of(base)[name]} is a list, and only single values "
+            "are searched; set it with --set instead"
+        )
     return hint
 
 
@@ -179,7 +185,8 @@ def _read_choice(name: str, values: list[Any]) -> Choice:
     distinct = list(dict.fromkeys(map(_format_value, values)))
     if len(distinct) < max(2, len(values)):
         raise UserError(
-            f"--space {name}={','.join(map(_format_value, values))}: give two values, each once"
+            f"--space {name}={','.join(map(_format_value, values))}: give at least two values, "
+            "each once; give one value alone with --set"
         )
     return Choice(name, tuple(values))
 
@@ -262,7 +269,8 @@ def plan_search(recipe: str | None, options: SearchOptions, stored: Record | Non
     """Check the options, alone or against the definition that the storage has of a search."""
     if stored is None and (recipe is None or not options.space):
         raise UserError(
-            "a new search needs: deepbregman tune RECIPE --space divergence.sigma=0.1:5:log"
+            "a new search needs a recipe and a space: deepbregman tune paper --space "
+            "divergence.sigma=0.1:5:log"
         )
     given = join_changes(options)
     kept: Changes = stored["changes"] if stored else given
@@ -285,7 +293,8 @@ def plan_search(recipe: str | None, options: SearchOptions, stored: Record | Non
         if stored is not None and stored[key] != definition[key]:
             raise UserError(
                 f"this search was begun with other settings ({key} is {stored[key]!r} there, "
-                f"{definition[key]!r} here): leave the option out, or choose another --out"
+                f"{definition[key]!r} here): leave the option out to continue, or choose another "
+                "folder with --out"
             )
     return SearchPlan(config, space, definition)
 

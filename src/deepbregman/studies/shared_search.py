@@ -2,7 +2,8 @@
 
 A worker's heartbeat marks its trial as alive. When the heartbeat is old, another worker fails the
 trial and queues its values again; the worker that takes them continues the run that the first one
-left. A trial and its continuations count as one trial of the search.
+left. A trial and its continuations count as one trial of the search, also while none of them is
+queued.
 """
 
 import warnings
@@ -95,7 +96,10 @@ def explain_storage_errors(folder: Path) -> Iterator[None]:
         if "full" in words or "disk I/O" in words:
             advice = "free space there, and give the same command again"
         elif "not a database" in words or "malformed" in words:
-            advice = "restore its database from a copy, or search again with another --out"
+            advice = (
+                "restore its database from a copy, or search again with another --out; trials.csv "
+                "and the runs are as they were"
+            )
         raise UserError(
             f"the storage of the search in {folder} fails ({words}): {advice}; nothing that was "
             "complete is lost"
@@ -178,7 +182,8 @@ class SharedSearch:
     def run_one(self, objective: "optuna.study.study.ObjectiveFuncType") -> str | None:
         """Ask for a trial and run it; None if other processes hold all that remain.
 
-        A trial that is interrupted is continued later. Returns a message, which is mostly empty.
+        A trial that is interrupted is continued later. Returns a message for the user, which is
+        mostly empty.
         """
         self._queue_lost_trials()
         taken = self.study.get_trials(deepcopy=False, states=TAKEN)
@@ -268,5 +273,6 @@ class SharedSearch:
 
 
 def _mark(trial: optuna.Trial, name: str, value: bool | str = True) -> None:
+    """Mark a trial, unless another worker has ended it."""
     with suppress(optuna.exceptions.OptunaError):
         trial.set_user_attr(name, value)

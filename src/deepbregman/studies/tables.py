@@ -10,7 +10,8 @@
       tables.md, tables/*.csv, tables/*.tex
       differences.png, .svg, .pdf
 
-A run is trained once. Whatever its ``result.json`` holds is not measured again.
+A run is trained once and then measured by one protocol after the other. Whatever its
+``result.json`` holds already is not measured again.
 """
 
 import re
@@ -313,6 +314,7 @@ def collect_results(folder: Path) -> Record:
 
 
 def _list_runs(folder: Path) -> list[tuple[str, int, Run]]:
+    """Return arm, seed and run of every run in the folder of the study."""
     runs = []
     for path in sorted((folder / "runs").glob("*-seed*")):
         name = re.fullmatch(r"(.+)-seed(\d+)", path.name)
@@ -386,6 +388,7 @@ def _compare(mine: dict[int, Record], other: dict[int, Record], metric: str) -> 
 def _compare_measures(
     quantities: dict[tuple[str, ...], dict[str, dict[int, Record]]],
 ) -> list[Record]:
+    """Compare measures by the divergence with others of the same runs, seed by seed."""
     found = []
     for key, mine in quantities.items():
         *where, protocol, variant, metric = key

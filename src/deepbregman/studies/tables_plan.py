@@ -61,7 +61,8 @@ class TableOptions:
     epochs: tuple[int, ...] = ()
     """Epochs of pretraining, one number or one for each dataset, instead of the recipe's."""
     image_size: tuple[int, ...] = ()
-    """Side of the images, one or one for each dataset; by default their own, at most 128."""
+    """Side of the images in pixels, one number or one for each dataset. By default that of the
+    images, at most 128."""
     tuning_epochs: MaybeNumber = None
     """Epochs of semi, supervised and transfer, instead of their defaults."""
     changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
@@ -70,7 +71,8 @@ class TableOptions:
     """Parts to run, as patterns of ARM/DATASET/PROTOCOL such as best/cifar10/*; transfer is named
     by its dataset, such as transfer-cifar10. By default all."""
     keep_checkpoints: bool = False
-    """Keep the checkpoints of complete runs; without, another protocol later trains them again."""
+    """Keep the checkpoints of complete runs. A run whose checkpoint is gone is trained again if
+    another protocol is asked for later."""
     train: bool = True
     """With --no-train, only write the tables of the runs that are in --out."""
     out: Path = Path("studies/tables")
@@ -158,8 +160,9 @@ def plan_tables(options: TableOptions) -> TablePlan:
                     cells.append(TableCell(name, data, seed, config, parts))
     if not cells:
         raise UserError(
-            f"--only {' '.join(options.only)}: there is no such part; write ARM/DATASET/PROTOCOL, "
-            "such as 'best/cifar10/*' or '*/*/transfer-cifar10'"
+            f"--only {' '.join(options.only)}: there is no such part; a part is "
+            "ARM/DATASET/PROTOCOL, such as 'best/cifar10/*', and transfer is named by its dataset, "
+            "such as '*/*/transfer-cifar10'"
         )
     return TablePlan(options, arms, tuple(cells))
 

@@ -215,6 +215,7 @@ class SearchQueue(SharedSearch, Queue):
         return words is not None
 
     def _train(self, trial: optuna.Trial, worker: Worker) -> float:
+        """Train and evaluate one configuration; return its accuracy."""
         values = {dimension.field: dimension.suggest(trial) for dimension in self.plan.space}
         config = override(self.plan.base, values)
         shown = ", ".join(

@@ -30,14 +30,16 @@ class Callback:
 
         Args:
             losses: ``total`` and each term, the mean over the batches of this step, of all
-                processes; scalars on the device, for which the reader waits: read them rarely.
+                processes; scalars on the device. To read one waits for the device, so read them
+                rarely.
         """
 
     def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float] | None:
         """Close an epoch, before its metrics are written. In process 0 only, without gradient.
 
         Args:
-            record: ``epoch``, ``step``, the losses, the diagnostics and, if measured, ``knn``.
+            record: the epoch's metrics: ``epoch``, ``step``, the losses, the diagnostics and,
+                where it was measured, ``knn``.
             model: the networks, in evaluation mode; leave their weights alone.
         """
         return None
@@ -58,12 +60,14 @@ def collect_metrics(callbacks: Sequence[Callback], record: Record, model: Model)
             numbers = {str(metric): float(value) for metric, value in found.items()}
         except (AttributeError, TypeError, ValueError, RuntimeError):
             raise UserError(
-                f"{name}.on_epoch returned {abbreviate(found)}: return a dict of numbers, or None"
+                f"{name}.on_epoch returned {abbreviate(found)}: it must return a dict of names and "
+                "numbers, or None"
             ) from None
         taken = sorted(numbers.keys() & {*record, *added, *RECORDED})
         if taken:
             raise UserError(
-                f"{name}.on_epoch returned {', '.join(taken)}, which the run uses: rename it"
+                f"{name}.on_epoch returned {', '.join(taken)}, a name that the run's metrics use "
+                "for something else: give it another"
             )
         added |= numbers
     return added

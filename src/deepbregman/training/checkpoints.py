@@ -112,7 +112,10 @@ def require(state: State, parts: Iterable[str], origin: str) -> None:
     """Refuse a checkpoint that lacks a part."""
     missing = [part for part in parts if part not in state]
     if missing:
-        raise UserError(f"{origin} has no {', '.join(missing)}: use another checkpoint of the run")
+        raise UserError(
+            f"{origin} has no {', '.join(missing)}: it was not written by `deepbregman pretrain`; "
+            "use another checkpoint of the run, or train it again"
+        )
 
 
 def _find_shape(value: Any) -> tuple[int, ...] | None:
@@ -128,7 +131,8 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str, more
     if problems:
         raise UserError(
             f"{origin} does not fit the configuration beside it: {join_misfits(problems)}; use the "
-            f"config.toml, the version and the encoder of your own that it was trained with{more}"
+            "config.toml, the version of deepbregman, and the encoder if it is your own, that it "
+            f"was trained with{more}"
         )
     module.load_state_dict(state)
 
@@ -238,7 +242,8 @@ def load_trained(
 def _load_custom(run: Run, saved: State, encoder: nn.Module | None) -> Model:
     """Load the encoder of a method of the user's own, and its projection if the settings made it.
 
-    Where the projection is another one, there is none, nor the divergence network behind it.
+    Other parts are known to the method's code alone. Where the projection is another one, there is
+    none, nor the divergence network behind it.
     """
     loaded = build_run_encoder(run.config, trunk=encoder)
     head = build_head(loaded, run.config.encoder)
@@ -330,10 +335,11 @@ def check_settings(before: Config, config: Config, epoch: float, origin: str) ->
     refused = {name: pair for name, pair in changes.items() if not _may_change(name, epoch, config)}
     if refused:
         raise UserError(
-            f"{origin} was made with other settings: {list_changes(refused)}; undo the change, in "
-            "config.toml or in your command, or start a new run with it (may change: "
-            f"{', '.join(sorted(CHANGEABLE))}; and training.epochs to more than are done, unless a "
-            "schedule such as a cosine depends on it)"
+            f"{origin} was made with other settings: {list_changes(refused)}; a run goes on as it "
+            "began: undo the change, in config.toml or in your command, or start a new run with it "
+            f"(may change: {', '.join(sorted(CHANGEABLE))}; and training.epochs to more than are "
+            "done, unless a schedule depends on it, such as a cosine of the learning rate or of a "
+            "teacher's momentum)"
         )
     return changes
 
@@ -353,12 +359,14 @@ def check_resumable(
     if state["num_images"] != num_images:
         raise UserError(
             f"{origin} was trained on {state['num_images']} images, {config.data.source} now has "
-            f"{num_images} to pretrain on: put those back, or start a new run"
+            f"{num_images} to pretrain on: a run continues only with the same images; put them "
+            "back, or start a new run"
         )
     if state["data"] != data:
         raise UserError(
-            f"{origin} was trained on other images than {config.data.source} now has: put those "
-            "back, or start a new run"
+            f"{origin} was trained on other images than {config.data.source} now has: names, sizes "
+            "or contents differ; a run continues only with the same images; put them back, or "
+            "start a new run"
         )
     if not changes:
         return found

@@ -24,7 +24,8 @@ def pick_devices(accelerator: str = "auto", devices: int | str = 1) -> list[torc
     """Return the devices for work that several may share, the one of ``pick_device`` first.
 
     Args:
-        devices: how many; ``all`` is every visible GPU. Of a CPU, threads that share it, for tests.
+        devices: how many; ``all`` is every visible GPU. Of a CPU there may be any number: threads
+            that share it, for tests.
     """
     first = pick_device(accelerator)
     if not (devices == "all" or (isinstance(devices, int) and devices >= 1)):
@@ -35,7 +36,8 @@ def pick_devices(accelerator: str = "auto", devices: int | str = 1) -> list[torc
     count = visible if devices == "all" else int(devices)
     if count > visible:
         raise UserError(
-            f"devices is {count}: this process sees {visible} GPUs (see CUDA_VISIBLE_DEVICES)"
+            f"devices is {count}: this process sees {visible} GPUs (CUDA_VISIBLE_DEVICES limits "
+            "them); use that many, or all"
         )
     here = torch.cuda.current_device() if count > 1 else 0
     others = [index for index in range(visible) if index != here]

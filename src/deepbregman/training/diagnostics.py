@@ -123,12 +123,13 @@ def check_names(step: Step) -> None:
     for kind, names in (("loss term", method.weights), ("metric", method.metrics())):
         for name in sorted(taken & names.keys()):
             raise UserError(
-                f"the method {type(method).__name__} has a {kind} {name!r}, which the run uses: "
-                "rename it"
+                f"the method {type(method).__name__} has a {kind} {name!r}, a name that the run's "
+                "metrics use for something else: give it another name"
             )
     for name in sorted(method.weights.keys() & method.metrics().keys()):
         raise UserError(
-            f"the method {type(method).__name__} has a loss term and a metric {name!r}: rename one"
+            f"the method {type(method).__name__} has a loss term and a metric {name!r}: give one "
+            "of them another name"
         )
 
 

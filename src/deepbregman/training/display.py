@@ -26,7 +26,8 @@ SHOWN = (
 IN_BAR = ("total", "knn")
 """Metrics that stand beside the bar, so that it fits into 80 columns; the lines have all."""
 LEFT_OUT = ("views_per_second", "learning_rate", "images_per_second", "active_subnetworks")
-"""Metrics that a line leaves out first where it would not fit; then loss terms."""
+"""Metrics that a line on a terminal leaves out first where it would not fit; then loss terms, the
+divergence last."""
 LINE_SECONDS = 60.0
 """Without a terminal, a line tells the time left at least this often."""
 LOOK_SECONDS = 5.0
@@ -137,6 +138,7 @@ class Display:
         return self.epochs * self.steps_per_epoch
 
     def _estimate_left(self, step: int) -> float | None:
+        """Return the seconds to the end, or None before steps have been timed."""
         now = time.monotonic()
         if self.first is None:
             self.first = step, now
@@ -172,6 +174,7 @@ class Display:
             self._print("  ".join([head, *parts.values()]))
 
     def _is_due(self, epoch: int) -> bool:
+        """Whether an epoch gets a line."""
         return epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0
 
     def verdict(self, record: Record) -> None:
@@ -200,7 +203,8 @@ class Display:
 def weigh_terms(record: Record, weights: Mapping[str, float]) -> dict[str, float]:
     """Return the loss terms of an epoch as they enter its total.
 
-    The weight of the divergence may warm up, so its part is what the others leave of the total.
+    The weight of the divergence may change from step to step while it warms up, so its part is what
+    the others leave of the total.
     """
     found = {name: weight * record[name] for name, weight in weights.items() if name in record}
     if "divergence" in found and "total" in record:

@@ -172,7 +172,8 @@ def explain_faults(config: Config, folder: Path) -> Iterator[None]:
     except OSError as error:
         if not folder.exists() and str(error.filename or "").startswith(str(folder)):
             raise Fault(
-                f"the run folder {folder} was removed or moved while it was training; put it back",
+                f"the run folder {folder} is gone: it was removed or moved while the run was "
+                "training; put it back",
                 command,
             ) from error
         explained = explain_error(error)
@@ -189,9 +190,10 @@ def explain_faults(config: Config, folder: Path) -> Iterator[None]:
         raise UserError(
             f"out of memory ({first_line(error)}) with training.batch_size {training.batch_size} "
             f"times {count_words(config.views.num_views, 'view')} of {config.view_size} px and "
-            f"encoder {config.encoder.name}: lower training.batch_size, and raise "
-            f"training.accumulate ({training.accumulate}) in proportion; or lower "
-            "views.relative_size or data.image_size; or stream with --data.resident no"
+            f"encoder {config.encoder.name}: lower training.batch_size and raise "
+            f"training.accumulate ({training.accumulate}) in proportion, lower "
+            "views.relative_size, data.image_size or divergence.num_subnetworks, or keep the "
+            "images off the device with --data.resident no"
         ) from error
 
 
@@ -199,7 +201,8 @@ class Guard:
     """Finds losses, gradients and parameters that are not finite.
 
     Where no batch may be skipped, finite steps are counted on the device and read at the end of an
-    epoch, so that the host never waits for a step. Otherwise it reads a number before each.
+    epoch, so that the host never waits for a step. Otherwise the host reads one number before each
+    optimiser step.
     """
 
     def __init__(

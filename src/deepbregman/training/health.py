@@ -1,7 +1,8 @@
 """Whether training goes well, without labels: a fixed sample of images, measured between epochs.
 
 Process 0 measures for all. The sample and its views depend on the seed alone; the neighbours of the
-last measurements are part of a checkpoint. So a resumed run measures what it would have measured.
+last measurements are part of a checkpoint. So a run that is resumed measures what it would have
+measured.
 """
 
 import math
@@ -36,7 +37,8 @@ UNSETTLED = 0.5
 LONG = 3
 """Measurements that the long stability looks back."""
 SETTLED = 1.2
-"""A run drifts if over ``LONG`` measurements more than so many times the neighbours changed."""
+"""A run drifts if more than this many times as many neighbours changed over ``LONG`` measurements
+as over one."""
 HIGH_RATE = 0.5
 """Below this share of the highest learning rate, everything settles because the rate has fallen."""
 
@@ -67,7 +69,8 @@ class Health:
     def measure(self, encoder: nn.Module) -> dict[str, float]:
         """Measure the encoder, in evaluation mode, and remember the neighbours it finds.
 
-        What cannot be computed, or is not finite, is not in the result.
+        Not in the result is what cannot be computed: stability the first times, alpha-ReQ of
+        collapsed representations, and everything that is not finite.
         """
         with torch.no_grad():
             order = torch.arange(self.batches.num_images)
@@ -93,6 +96,7 @@ class Health:
         return {name: float(value) for name, value in found.items() if value.isfinite()}
 
     def _embed_views(self, encoder: nn.Module, order: Tensor) -> Tensor:
+        """Embed (M, n, d) random views of some images."""
         (batch,) = self.batches.iterate(order, len(order))
         embedded = []
         for uniforms in self.uniforms:

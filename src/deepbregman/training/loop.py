@@ -261,6 +261,7 @@ class Pretraining:
             say(console, f"stopped after epoch {last['epoch']} of {epochs}: {why}")
 
     def _tell(self, event: str, *details: object) -> None:
+        """Call every callback, in process 0 only."""
         if self.fabric.is_global_zero:
             for callback in self.callbacks:
                 getattr(callback, event)(*details)
@@ -317,6 +318,7 @@ class Pretraining:
         return outputs
 
     def _collect_samples(self, batch: Batch, draw: int) -> Samples:
+        """Collect what the method needs of the images in addition to views."""
         labels = None
         if self.labels is not None and batch.indices is not None:
             labels = self.labels.index_select(0, batch.indices)

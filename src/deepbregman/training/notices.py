@@ -40,7 +40,8 @@ def find_surprises(config: Config, num_seen: int) -> Iterator[str]:
     if 0 < epochs <= warmup:
         yield (
             f"warning: optimiser.warmup_epochs is {warmup:g} and training.epochs {epochs}: the run "
-            f"ends while the learning rate rises; shorten it, such as to {0.05 * epochs:g}"
+            "ends while the learning rate still rises; shorten the warm-up, such as to "
+            f"{0.05 * epochs:g}"
         )
     divergence = config.divergence
     if divergence.is_on and divergence.source == "bank":

@@ -99,8 +99,9 @@ class Muon(MomentumOptimiser):
     undoes any scale, so that the learning rate is the share by which a step turns the weight.
     Groups say ``is_convolution: True``; weight decay has no effect on them.
 
-    Weights of one shape are stacked, so that one product serves them all. A GPU runs the hundreds
-    of kernels faster than the host launches them: they are replayed as one CUDA graph.
+    Weights of one shape are stacked, so that one product serves them all. Still a step has hundreds
+    of kernels, which the host could not launch as fast as a GPU runs them: on a GPU they are
+    recorded at the second step, and replayed as one CUDA graph.
     """
 
     COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a quintic with a steep slope at 0

@@ -152,12 +152,15 @@ def make_plan(
         warning = (
             f"warning: {count_words(steps, 'step')} are too few to learn much, and "
             f"{format_duration(facts.limit)} allows no more at this speed: --budget {enough_time} "
-            f"allows {_SHORT_STEPS:,}; if the machine is busy now, start again later"
+            f"allows {_SHORT_STEPS:,}; if other programs keep the machine busy now, start again "
+            "later"
         )
     return Plan(plan.config, tuple(plan.made), steps * seconds, enough, warning)
 
 
 class _Choices:
+    """A configuration, and the choices made in it so far."""
+
     def __init__(self, config: Config, given: Mapping[str, Any]) -> None:
         self.config, self.given = config, given
         self.made: list[Choice] = []
@@ -259,6 +262,7 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
 def _fit_into_memory(
     config: Config, given: Mapping[str, Any], processes: int, measure: Measure
 ) -> tuple[Config, float]:
+    """Measure a configuration; halve the batch until it fits in memory."""
     while True:
         try:
             return config, measure(config, _MEASURED_SECONDS)

@@ -47,15 +47,17 @@ T = TypeVar("T")
 def launch(accelerator: str = "auto") -> Fabric:
     """Start a run's process, or join those that torchrun, srun or ``--devices`` started.
 
-    Fabric does not set the precision: it would cast every input to bfloat16, random numbers too.
+    Fabric does not set the precision: it would cast every input of the step to bfloat16, the random
+    numbers of the views included.
     """
     kind = pick_device(accelerator).type
     here = find_process()
     if kind == "cuda" and here.local_processes > torch.cuda.device_count():
         raise UserError(
             f"{here.local_processes} processes on a machine with "
-            f"{count_words(torch.cuda.device_count(), 'visible GPU')}: start fewer (--devices), "
-            "let srun show all (--gres, not --gpus-per-task), or use --accelerator cpu"
+            f"{count_words(torch.cuda.device_count(), 'visible GPU')}: every process needs one; "
+            "start fewer (--devices), let all tasks of srun see all GPUs of their "
+            "node (--gres, not --gpus-per-task), or use --accelerator cpu"
         )
     if kind == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -91,7 +93,8 @@ def launch(accelerator: str = "auto") -> Fabric:
 def _limit_threads(local_processes: int) -> None:
     """Let a process compute on its share of the CPUs, unless the user has chosen.
 
-    torch starts a thread for every CPU of the machine, in every process and in any container.
+    torch starts a thread for every CPU of the machine, also in each of several processes and in a
+    container that may use a few of them.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(torch.get_num_threads(), count_cpus(local_processes)))
@@ -102,7 +105,8 @@ def _leave_groups() -> None:
 
     These threads free their buffers a moment after a message has arrived. A thread that does so
     during the shutdown aborts the process, and a complete run looks as if it had failed. After an
-    error, the vote of another process may never come; then the groups are left as they are.
+    error, the vote of another process may never come. Then the groups are left as they are, because
+    destroying them would wait for that vote.
     """
     if not dist.is_initialized():
         return
@@ -256,8 +260,9 @@ def gather_views(mine: Tensor) -> Tensor:
 class SynchronisedNorm(_BatchNorm):
     """Batch normalisation by the mean and variance of the joint batch of all processes.
 
-    All equal those of ordinary batch normalisation of the joint batch. Each process sends count,
-    mean and centred sum of squares: plain sums would cancel. torch's own class needs GPUs.
+    Outputs, gradients and running statistics equal those of ordinary batch normalisation of the
+    joint batch. Each process sends its count, mean and centred sum of squares: plain sums of
+    squares would cancel. torch's own class needs GPUs.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -316,8 +321,9 @@ def synchronise_norms(module: nn.Module, device: torch.device) -> None:
             continue
         if type(child) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             raise UserError(
-                f"training.sync_norm is true, and a {type(child).__name__} cannot be synchronised: "
-                "set it to false, choose another encoder, or train in one process"
+                f"training.sync_norm is true, but the encoder's {type(child).__name__} does more "
+                "than normalise and cannot be replaced: set training.sync_norm to false, choose "
+                "another encoder, or train in one process"
             )
         if device.type == "cuda":
             convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm  # untyped

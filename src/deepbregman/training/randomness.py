@@ -1,7 +1,8 @@
 """Randomness without state: every draw is a function of the seed, its purpose and its position.
 
-A resumed run draws what it would have drawn. The joint batch of all processes is decided by the
-configuration and the step alone; each takes its share. So any number takes the same steps.
+A run that is resumed draws what it would have drawn. The joint batch of all processes is decided
+first, by the configuration and the step alone; each process then takes its share. So a run takes
+the same steps in any number of processes.
 """
 
 import hashlib
@@ -36,7 +37,8 @@ def shard_order(shards: Tensor, batch_size: int, seed: int, epoch: int) -> Tenso
     The shards are shuffled and laid end to end. A batch takes equal parts from up to eight places
     in this line (lanes), each of which moves on through its own shards; within a lane, an image is
     moved by up to ``SHUFFLED`` places. So every process reads few shards at a time, and every step
-    sees images of many. It is a function of the seed and the epoch alone, like any order.
+    sees images of many. It is a function of the seed and the epoch alone, like any order: neither
+    resuming nor the number of processes changes it.
 
     Args:
         shards: (N,) the shard of each image.
@@ -73,14 +75,15 @@ def count_steps(config: Config, num_images: int, world_size: int = 1) -> int:
     settings = config.training
     if settings.batch_size % world_size:
         raise UserError(
-            f"training.batch_size is {settings.batch_size}: it is of all {world_size} processes "
-            "together and must be a multiple of their number"
+            f"training.batch_size is {settings.batch_size}: it is the batch of all {world_size} "
+            "processes together and must be a multiple of their number"
         )
     needed = settings.batch_size * settings.accumulate
     if num_images < needed and settings.epochs:
         raise UserError(
             f"training.batch_size {settings.batch_size} (times training.accumulate "
-            f"{settings.accumulate}) needs {needed} images, and there are {num_images}: lower it"
+            f"{settings.accumulate}) needs {needed} images for a step, but there are {num_images} "
+            "to pretrain on: lower it, or give more images"
         )
     return max(1, num_images // needed)  # a run without epochs may have fewer images
 
@@ -152,7 +155,8 @@ class BatchShare:
     def seed_dropout(self, draw: int) -> None:
         """Seed dropout for a forward pass.
 
-        Processes get masks of their own: with dropout, their number matters, as in nothing else.
+        Processes get masks of their own, so that with dropout, and with nothing else, a run in
+        another number of processes is another run.
         """
         position = draw * self.world_size + self.rank
         seed_dropout(derive_seed(self.config.seed, "dropout", position), self.device)

@@ -1,7 +1,8 @@
 """The weights that an encoder starts from: ``encoder.weights``.
 
-They come from torchvision, from timm, from another run, or from a file, in which nothing is
-executed. Only the trunk and its normalisation of pixels are taken; all heads are new.
+They come from torchvision, from timm, from another run, or from a file. Only the trunk and the
+normalisation of pixels that belongs to it are taken; the projection and all other heads are new.
+Nothing in a file is executed.
 """
 
 import pickle
@@ -134,8 +135,9 @@ def _download(wanted: str, name: str, fetch: Callable[[], StartingWeights]) -> S
     except Exception as error:  # network, hub or cache: each library has its own errors
         raise UserError(
             f"encoder.weights is {wanted!r}: the weights of {name} cannot be downloaded "
-            f"({first_line(error)}); connect to the network, copy the cache of another machine "
-            "(TORCH_HOME of torchvision, HF_HOME of timm), or give --encoder.weights FILE or random"
+            f"({first_line(error)}); connect to the network for the first run, copy the cache of a "
+            "machine that has them (TORCH_HOME of torchvision, HF_HOME of timm), name a file with "
+            "--encoder.weights FILE, or train from --encoder.weights random"
         ) from None
 
 
@@ -186,7 +188,8 @@ def _read_path(path: Path) -> StartingWeights:
             return _select_network(_read_path(Path(whole)), part)
         raise UserError(
             f"encoder.weights is {str(path)!r}: no run and no file is there; give random, auto, "
-            "torchvision:DEFAULT, timm, the folder of a run, or a file (.safetensors, .pth, .pt)"
+            "torchvision:NAME such as torchvision:DEFAULT, timm, the folder of a run, or a file "
+            "(.safetensors, .pth, .pt)"
         )
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
@@ -201,7 +204,8 @@ def _select_network(whole: StartingWeights, part: str) -> StartingWeights:
     if not trunk:
         names = dict.fromkeys(name.partition(".")[0] for name in whole.trunk)
         raise UserError(
-            f"encoder.weights: {whole.origin} holds no {part}: name one of {', '.join(names)}"
+            f"encoder.weights: {whole.origin} holds no {part}, but {', '.join(names)}: name one of "
+            f"these, or give {whole.origin} alone"
         )
     return replace(whole, trunk=trunk, record={"from": f"{whole.origin}:{part}"})
 
@@ -229,7 +233,8 @@ def _read_torch_file(path: Path) -> StartingWeights:
                 found = checkpoints.read_tensors(path.read_bytes())
         except pickle.UnpicklingError:
             raise ValueError(
-                "it holds objects of Python, which are not loaded: save model.state_dict()"
+                "it holds objects of Python, not tensors alone, and nothing from a file is "
+                "executed: save model.state_dict()"
             ) from None
         for name in WRAPPERS:
             if isinstance(found, dict) and isinstance(found.get(name), dict):
@@ -262,6 +267,7 @@ def _read_pixels(path: Path) -> tuple[Tensor, Tensor] | None:
 
 
 def _take_trunk(state: Weights, origin: str, record: Record) -> StartingWeights:
+    """Take the trunk and the normalisation out of the state of a whole encoder."""
     pixels = None
     if all(isinstance(state.get(name), Tensor) for name in PIXELS):
         pixels = state["mean"].flatten(), state["deviation"].flatten()

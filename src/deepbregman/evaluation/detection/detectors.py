@@ -150,11 +150,15 @@ def require_fitting(encoder: Encoder) -> ResNet:
         package = kind.__module__.partition(".")[0]
         raise UserError(f"this encoder is a {kind.__name__} of {package}: {fits}")
     if trunk.conv1.kernel_size != (7, 7) or not isinstance(trunk.maxpool, nn.MaxPool2d):
-        raise UserError(f"this encoder has the thumbnail stem, not for photographs: {fits}")
+        raise UserError(
+            "this encoder has the thumbnail stem, whose first stage would keep all of a "
+            f"photograph's 800 pixels: {fits}"
+        )
     return trunk
 
 
 def _find_width(trunk: ResNet) -> int:
+    """Return the number of channels that the last stage gives."""
     last = trunk.layer4[-1]
     return int((last.bn3 if hasattr(last, "bn3") else last.bn2).num_features)
 
@@ -207,7 +211,10 @@ def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int
                 mine[place].copy_(state[name])
         problems = [f"{name} did not arrive" for name in find_differences(detector, state)]
     if problems:
-        raise UserError(f"{origin} does not fit the detector: {checkpoints.join_misfits(problems)}")
+        raise UserError(
+            f"{origin} does not fit the detector: {checkpoints.join_misfits(problems)}; nothing "
+            "was trained"
+        )
     return len(names)
 
 

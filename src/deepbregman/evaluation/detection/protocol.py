@@ -42,12 +42,13 @@ def check_detect(evaluation: Evaluation) -> None:
     """Refuse to begin without a whole devkit, a fitting encoder, and a folder to write to."""
     if evaluation.options.data is None:
         raise UserError(
-            "protocol 'detect' needs --data: the folder VOCdevkit of Pascal VOC; `deepbregman data "
-            "check voc` shows how to get it"
+            "protocol 'detect' needs --data: the folder VOCdevkit of Pascal VOC, or the one that "
+            "holds it; `deepbregman data check voc` shows how to get it"
         )
     if not evaluation.can_record:
         raise UserError(
-            f"protocol 'detect' cannot write to {evaluation.run.path}: copy the run elsewhere"
+            f"protocol 'detect' keeps its detectors in {evaluation.run.path}, which cannot be "
+            "written to: copy the run to a folder of yours"
         )
     folder = evaluation.run.path / "detection"
     for path in (folder, *folder.glob("*"), *folder.glob("*/*")):

@@ -68,7 +68,8 @@ def order_batches(
 ) -> list[list[int]]:
     """Return the images of iterations ``start`` to ``stop``, a function of seed and iteration.
 
-    Epochs follow one another without a gap: a batch may end one and begin the next.
+    Epochs follow one another without a gap, so that a batch may end one and begin the next, and
+    may be larger than an epoch.
     """
     first, skipped = divmod(start * batch_size, num_images)
     last = math.ceil(stop * batch_size / num_images)
@@ -192,8 +193,9 @@ def fine_tune(
                 value = loss.item()  # once: after the step the host would wait for all of it
                 if not math.isfinite(value):
                     raise Diverged(
-                        f"the loss is {value} at iteration {iteration + 1}: lower the learning "
-                        f"rate ({options.learning_rate}), or set --detect.clip-gradient"
+                        f"the loss is {value} at iteration {iteration + 1}: the detector has "
+                        f"diverged; lower the learning rate ({options.learning_rate}, for batches "
+                        f"of {options.batch_size}), or bound the gradient"
                     )
                 optimiser.zero_grad()
                 torch.autograd.backward(loss)
