@@ -366,6 +366,7 @@ class TestProtocols:
         assert trained == [(1e-9, 160), (0.1, 160), (1e30, 160), (0.1, 200)]
         assert row["chosen"][0]["learning_rate"] == 0.1
         assert row["details"]["learning_rates"] == [1e30, 1e-9, 0.1]
+        assert row["details"]["steps"] == 2 * 6  # of 32 images each, from 200
         with pytest.raises(Diverged, match="every --learning-rate"):
             evaluate(
                 short_run,

@@ -72,6 +72,22 @@ class TestClassifiers:
                 votes[self.labels[index]] += math.exp((value - best.values[0]) / 0.1)
             assert logits.softmax(0) == pytest.approx(votes / votes.sum(), abs=1e-5)
 
+    @pytest.mark.parametrize("num_classes", [2, 3])
+    def test_linear_has_the_probabilities_of_scikit_learn(self, num_classes):
+        """The penalty is that of `fit_linear`, on features that are divided by one number."""
+        known, labels = self.train.representation.double(), self.labels % num_classes
+        middle = known.mean(dim=0)
+        scale = (known - middle).square().mean().sqrt()
+        design, asked = (
+            ((rows - middle) / scale).numpy() for rows in (known, self.queries.representation)
+        )
+        fit = LogisticRegression(C=1 / (1e-2 * 7), tol=1e-10, solver="newton-cg")
+        expected = torch.from_numpy(fit.fit(design, labels.numpy()).predict_proba(asked))
+        bank = FeatureBank.gather(self.queries.representation)
+        arguments = (self.train, labels, self.queries, num_classes, 0.5, bank)
+        found = Candidate("linear", 1e-2).logits(*arguments).softmax(dim=1)
+        torch.testing.assert_close(found, expected, atol=0.01, rtol=0)  # it stops early
+
     def test_a_class_is_the_distribution_of_its_images(self):
         found = self.ask(Candidate("divergence"))
         for kind in range(3):
@@ -132,6 +148,25 @@ def test_weights_count_in_the_choice_and_in_the_estimate():
     ):
         found = expect_accuracy(correct, losses, 0, choosing=choosing, counted=counted)
         assert found == pytest.approx(expected, abs=0.04)
+
+
+@pytest.mark.parametrize("better", [0, 1])
+def test_losses_decide_among_classifiers_that_are_equally_often_right(better):
+    """Both are right on the images that choose; of the others, the second alone."""
+    correct = torch.ones(2, 100, dtype=torch.bool)
+    correct[0, 50:] = False
+    choosing = (torch.arange(100) < 50).double()
+    losses = torch.ones(2, 100)
+    losses[better] = 0.5
+    found = expect_accuracy(correct, losses, 0, choosing=choosing, counted=1.0 - choosing)
+    assert found == pytest.approx(float(better))
+
+
+def test_folds_are_ten_or_five_and_of_one_size():
+    for count, folds in ((3, 3), (499, 10), (500, 5)):
+        sizes = torch.bincount(_draw_folds(count, 0))
+        assert len(sizes) == folds
+        assert sizes.max() - sizes.min() <= 1
 
 
 def test_a_rare_class_counts_as_much_where_that_is_asked_for():
@@ -324,6 +359,11 @@ class TestSuggestions:
         assert found[0] in (2, 3)
         assert found[1:] == [4, 5, 1]  # the copy of the first teaches nothing more
         assert sorted(suggest_images(points, probabilities, labelled, 99)) == [1, 2, 3, 4, 5]
+
+    def test_uncertain_is_what_two_classes_are_nearly_as_probable_for(self):
+        probabilities = torch.tensor([[1.0, 0.0, 0.0], [0.4, 0.3, 0.3], [0.5, 0.5, 0.0]])
+        labelled = torch.tensor([True, False, False])
+        assert suggest_images(torch.eye(3), probabilities, labelled, 2) == [2, 1]
 
     def test_far_from_the_labelled_among_equally_uncertain(self):
         points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
