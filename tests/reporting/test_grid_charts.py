@@ -203,6 +203,23 @@ def test_an_unfinished_table_of_methods_says_how_many_are_in_it(results):
     assert grid_charts.describe_conditions({**results, "arms": arms}).startswith("6 recipes on ")
 
 
+def test_the_table_of_learning_rates_names_the_best_of_each_method(results):
+    """A rate whose runs all diverged has no mean, and a method without any has no best one."""
+    results["study"]["figure"] = "groups"
+    known = (("byol", "x 1", 0.1, 90.0), ("byol", "x 3", 0.3, 88.0), ("dino", "x 1", 0.2, None))
+    results["arms"] = [
+        {**results["arms"][0], "x": method, "series": series, "cost": {"learning_rate": rate}}
+        | {"metrics": {results["metric"]: {"mean": mean, "deviation": 0.5, "n": 3}} if mean else {}}
+        for method, series, rate, mean in known
+    ]
+    table = grid_tables.tabulate_study(results, "")[0]
+    assert table.columns == ("x 1", "x 3", "best learning rate")
+    found = {row.name: row.cells for row in table.rows}
+    assert [cell.summary["mean"] for cell in found["byol"][:2]] == [90.0, 88.0]
+    assert found["byol"][2].text == "0.1"
+    assert [cell.text for cell in found["dino"]] == ["—", "—", ""]
+
+
 def test_the_table_of_methods_has_speed_and_memory_where_a_run_recorded_them():
     path = ROOT / "results" / "studies" / "methods" / "results.json"
     results = json.loads(path.read_text())
