@@ -57,9 +57,14 @@ COMMANDS = (
 IN_ONE_PROCESS = ("evaluate", "embed", "search", "cluster", "label", "duplicates", "explore")
 """Commands that use several GPUs from one process."""
 AFTER_RUN = {
-    **{"evaluate": "--protocol", "search": "--query", "label": "--labels"},
-    **{"cluster": "--clusters", "embed": "--out", "export": "--out"},
-    **{"duplicates": "--out", "explore": "--out"},
+    "evaluate": "--protocol",
+    "search": "--query",
+    "label": "--labels",
+    "cluster": "--clusters",
+    "embed": "--out",
+    "export": "--out",
+    "duplicates": "--out",
+    "explore": "--out",
 }
 """Commands of one run, each with the option that a word after the run is probably meant for."""
 

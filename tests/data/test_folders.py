@@ -111,7 +111,8 @@ def test_photos_beside_sub_folders_are_used_without_labels(tmp_path, save_pictur
     for name in ("z.png", "2019/1.png", "2020/trip/2.png"):
         save_picture(tmp_path / name)
     with pytest.warns(
-        Notice, match="1 of 3 images lie beside sub-folders .*'2019', '2020'.*are no classes"
+        Notice,
+        match="1 of 3 images lie beside sub-folders .*'2019', '2020'.*do not count as classes",
     ):
         source = open_source(str(tmp_path), image_size=32)
     assert source.train.names == ("2019/1.png", "2020/trip/2.png", "z.png")

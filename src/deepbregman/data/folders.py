@@ -97,8 +97,8 @@ def list_folder(folder: Path) -> Listing:
         every = sorted([*tree.here, *(path for group in tree.groups.values() for path in group)])
         notify(
             f"{str(folder)!r}: {len(tree.here)} of {len(every)} images lie beside sub-folders with "
-            f"images ({quote_some(tree.groups)}), so these are no classes; if they should be, "
-            "put every image into one",
+            f"images ({quote_some(tree.groups)}), so the sub-folders do not count as classes; if "
+            "they should, put every image into one of them",
             stacklevel=2,
         )
         tree = Tree(every, {}, tree.ignored)

@@ -66,8 +66,8 @@ class Encoder(nn.Module):
         """Encode images (N, 3, H, W), uint8 in 0..255 or floating point in [0, 1], to (N, d)."""
         if images.shape[-3] not in (1, 3):
             raise ValueError(
-                f"images of shape {tuple(images.shape)}: expected (N, 3, H, W); of channels last, "
-                "give images.permute(0, 3, 1, 2)"
+                f"images of shape {tuple(images.shape)}: expected (N, 3, H, W); if channels are "
+                "last, give images.permute(0, 3, 1, 2)"
             )
         if self.patch is not None:
             return self.encode_patches(images).mean(dim=1)
