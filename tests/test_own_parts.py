@@ -409,6 +409,14 @@ def test_a_method_with_another_head_that_needs_labels(tmp_path, config, digits, 
     assert {row["variant"] for row in rows if "divergence" in row["variant"]} == set()
 
 
+class Queued(Agreement):
+    """Forgets to register its queue."""
+
+    def __init__(self, encoder: Any, widths: Any) -> None:
+        super().__init__(encoder, widths)
+        self.queue = torch.zeros(3, 8)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -421,6 +429,14 @@ def test_a_method_with_another_head_that_needs_labels(tmp_path, config, digits, 
         (
             lambda encoder, widths: Objective(nn.Identity(), nn.Sequential(), {"a": 1.0}),
             "another encoder",
+        ),
+        (
+            lambda encoder, widths: Objective(encoder, nn.Sequential(), {"a": 1.0}),
+            "Objective has no forward: write",
+        ),
+        (
+            lambda encoder, widths: Queued(encoder, widths),
+            r"Queued keeps the tensor 'queue' of shape \(3, 8\) .*register_buffer\('queue', ",
         ),
     ],
 )
@@ -450,6 +466,24 @@ def test_what_is_no_method_is_refused_before_the_images_are_read(tmp_path, confi
             r"student of shape \(4, 8\): it must be \(M, N, d\)",
         ),
         (lambda made: made._replace(teacher=made.student[0]), r"teacher of shape \(4, 8\)"),
+        (
+            lambda made: made._replace(teacher=made.student[:, :3]),
+            r"teacher of shape \(2, 3, 8\) beside a student of shape \(2, 4, 8\): .*same images",
+        ),
+        (
+            lambda made: made._replace(representation=made.representation[0]),
+            r"representation of shape \(4, \d+\): it must be \(M, n, h\)",
+        ),
+        (lambda made: made._replace(representation=None), "NoneType as representation: .*a tensor"),
+        (lambda made: made._replace(student=None), "NoneType as student: .*a tensor"),
+        (
+            lambda made: made._replace(terms=made.terms["distance"]),
+            "Tensor as terms: it must be a dict",
+        ),
+        (
+            lambda made: made._replace(terms={**made.terms, "distance": 0.5}),
+            "loss term 'distance' as float: it must be a scalar tensor",
+        ),
     ],
 )
 def test_what_a_method_must_not_return(config, change, words):

@@ -17,6 +17,7 @@ from deepbregman.data.opening import open_data, select_images
 from deepbregman.errors import Notice, UserError
 from deepbregman.method.views import Views
 from deepbregman.objectives import Step, StepOutputs
+from deepbregman.objectives.divergence import Divergences, DivergenceTerm
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.faults import Interrupted
@@ -92,6 +93,25 @@ def test_the_step_is_named_and_the_checkpoint_before_is_kept(
     assert [row["epoch"] for row in Run.open(tmp_path / "run").metrics()] == [
         *range(1, kept // 2 + 1)
     ]
+
+
+@pytest.mark.parametrize("bad", [1, 3])
+def test_the_term_is_named_that_was_not_finite_first(plain_config, tmp_path, monkeypatch, bad):
+    """One step later the weights are not finite, and so is every term."""
+    plain, calls = DivergenceTerm.forward, iter(range(1, 10**6))
+
+    def forward(term: DivergenceTerm, *inputs: Any) -> Divergences:
+        found = plain(term, *inputs)
+        factor = math.nan if next(calls) == bad else 1.0
+        return found._replace(terms={name: factor * x for name, x in found.terms.items()})
+
+    monkeypatch.setattr(DivergenceTerm, "forward", forward)
+    both = override(plain_config, {"training.batch_size": 16, "divergence.weight": 1.0})
+    words = f"not finite from step {bad} on, first in the term divergence: "
+    with pytest.raises(UserError, match=words) as error:
+        pretrain(both, run=tmp_path / "run")
+    # Before the first step no weight has changed, so a lower rate would not help.
+    assert ("learning_rate" in str(error.value)) == (bad > 1)
 
 
 def test_in_the_first_epoch_nothing_is_saved(plain_config, tmp_path, poison_views):

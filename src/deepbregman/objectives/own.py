@@ -114,6 +114,18 @@ class OwnParts(NamedTuple):
                 "the objective given has another encoder than it was given: pass the encoder on to "
                 "Objective.__init__"
             )
+        if type(made).forward is Objective.forward:
+            raise UserError(
+                f"{type(made).__name__} has no forward: write forward(self, views, gather, "
+                "samples), which returns deepbregman.Outputs"
+            )
+        for name, value in vars(made).items():
+            if isinstance(value, Tensor):
+                raise UserError(
+                    f"{type(made).__name__} keeps the tensor {name!r} of shape "
+                    f"{tuple(value.shape)} as a plain attribute, which checkpoints do not save and "
+                    f"no device gets: write self.register_buffer({name!r}, ...) instead"
+                )
         made.weights = {
             name: config.objective.weight * float(weight) for name, weight in made.weights.items()
         }

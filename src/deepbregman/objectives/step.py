@@ -147,22 +147,44 @@ class Step(nn.Module):
                 f"{name}.forward returned {type(outputs).__name__}: it must return deepbregman."
                 "Outputs(terms, student, teacher, representation)"
             )
+        if not isinstance(outputs.terms, dict):
+            raise UserError(
+                f"{name}.forward returned {type(outputs.terms).__name__} as terms: it must be a "
+                f"dict with the loss terms {', '.join(self._method_terms)}"
+            )
         if set(outputs.terms) != set(self._method_terms):
             raise UserError(
                 f"{name}.forward returned the loss terms {', '.join(outputs.terms)}, and its "
                 f"weights are of {', '.join(self._method_terms)}: they must be the same"
             )
         for term, value in outputs.terms.items():
+            if not isinstance(value, Tensor):
+                raise UserError(
+                    f"{name}.forward returned the loss term {term!r} as {type(value).__name__}: it "
+                    "must be a scalar tensor; leave out .item() and float()"
+                )
             if value.ndim:
                 raise UserError(
                     f"{name}.forward returned the loss term {term!r} of shape "
                     f"{tuple(value.shape)}: it must be a scalar; take its mean"
                 )
-        for part, views in (("student", outputs.student), ("teacher", outputs.teacher)):
-            if views is not None and views.ndim != 3:
+        embeddings = "(M, N, d), the embeddings of M views of N images"
+        for part, views, rule in (
+            ("student", outputs.student, embeddings),
+            ("teacher", outputs.teacher, embeddings),
+            ("representation", outputs.representation, "(M, n, h), the first output of embed"),
+        ):
+            if part == "teacher" and views is None:
+                continue
+            if not isinstance(views, Tensor):
+                raise UserError(
+                    f"{name}.forward returned {type(views).__name__} as {part}: it must be a "
+                    f"tensor of shape {rule}"
+                )
+            if views.ndim != 3:
                 raise UserError(
                     f"{name}.forward returned {part} of shape {tuple(views.shape)}: it must be "
-                    "(M, N, d), the embeddings of M views of N images"
+                    f"{rule}"
                 )
         if self.divergence is None:
             return
@@ -173,7 +195,16 @@ class Step(nn.Module):
                 f"{self.divergence.in_features}, by encoder.embedding: build the head with "
                 "deepbregman.build_head, or leave the divergence out with divergence.weight 0"
             )
-        if outputs.teacher is not None or self.teacher is not None:
+        if self.teacher is not None:
+            return
+        if outputs.teacher is not None:
+            if outputs.teacher.shape[1:] != outputs.student.shape[1:]:
+                raise UserError(
+                    f"{name}.forward returned teacher of shape {tuple(outputs.teacher.shape)} "
+                    f"beside a student of shape {tuple(outputs.student.shape)}: a divergence "
+                    "compares them, so both must be embeddings of the same images, of the same "
+                    "width, and gathered from all processes"
+                )
             return
         if self.divergence.needs_target or num_views < 2:
             needs = "targets" if self.divergence.needs_target else "two views to compare"

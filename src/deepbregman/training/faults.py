@@ -4,7 +4,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
@@ -32,7 +32,7 @@ from deepbregman.launching import (
     list_stopping_signals,
     name_signal,
 )
-from deepbregman.terminal import count_words
+from deepbregman.terminal import count_words, join_words
 
 if TYPE_CHECKING:
     from .fabric import Fabric
@@ -206,8 +206,14 @@ class Guard:
     """
 
     def __init__(
-        self, step: nn.Module, optimiser: Optimizer, fabric: "Fabric", config: Config
+        self,
+        step: nn.Module,
+        term_names: Sequence[str],
+        optimiser: Optimizer,
+        fabric: "Fabric",
+        config: Config,
     ) -> None:
+        self.term_names = term_names
         self.module, self.optimiser, self.fabric = step, optimiser, fabric
         self.allowed = config.training.skip_nonfinite
         self.learning_rate = config.optimiser.learning_rate
@@ -215,7 +221,8 @@ class Guard:
         self.skipped_in_epoch = 0
         self.skipped_last = False
         self._first, self._sound_at = 0, -1
-        self._finite = torch.zeros((), dtype=torch.int64, device=fabric.device)
+        # For each loss, how many steps its running sum has been finite.
+        self._finite = torch.zeros(len(term_names), dtype=torch.int64, device=fabric.device)
         self._buffers: list[Tensor] = []
 
     def start_counting(self, step: int) -> None:
@@ -224,8 +231,8 @@ class Guard:
         self._finite.zero_()
 
     def count(self, sums: Tensor) -> None:
-        """Count a step if the running sums of the losses are finite; the host does not wait."""
-        self._finite += sums.isfinite().all()
+        """Count a step for each loss whose running sum is finite; the host does not wait."""
+        self._finite += sums.isfinite()
 
     def keep_buffers(self) -> None:
         """Keep what the forward pass changes, such as running means, to undo a skipped step."""
@@ -246,7 +253,8 @@ class Guard:
         if self.skipped == self.allowed:
             raise self._make_error(
                 f"the loss or a gradient is not finite at step {step + 1}, and training."
-                f"skip_nonfinite lets no more than {count_words(self.allowed, 'batch')} pass"
+                f"skip_nonfinite lets no more than {count_words(self.allowed, 'batch')} pass",
+                step - self.skipped,
             )
         self.skipped += 1
         self.skipped_in_epoch += 1
@@ -259,33 +267,47 @@ class Guard:
         """Stop a run that has diverged by ``step``; the host waits for the device."""
         if step == self._sound_at:
             return
-        finite = self._first + int(self._finite)
+        counts = self._finite.tolist()
+        finite = self._first + min(counts)
         if finite < step:
-            raise Diverged(f"the loss is not finite from step {finite + 1} on: {self._advice()}")
+            named = zip(self.term_names, counts, strict=True)
+            first = [name for name, count in named if count == min(counts) and name != "total"]
+            noun = "term" if len(first) == 1 else "terms"
+            where = f", first in the {noun} {join_words(first)}" if first else ""
+            raise Diverged(
+                f"the loss is not finite from step {finite + 1} on{where}: {self._advice(finite)}"
+            )
         tensors = list(self.module.state_dict().values())
         for moments in self.optimiser.state.values():
             tensors += [value for value in moments.values() if isinstance(value, Tensor)]
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]
         # One norm of them all, so that the host waits once.
         if not torch.nn.utils.get_total_norm(floats).isfinite():
-            raise Diverged(f"the parameters are not finite after step {step}: {self._advice()}")
+            raise Diverged(f"the parameters are not finite after step {step}: {self._advice(step)}")
         self._sound_at = step
 
     def end_epoch(self, steps: int) -> int:
         """Return how many steps of an epoch were not skipped, and reset the count."""
         counted = steps - self.skipped_in_epoch
         if counted == 0:
-            raise self._make_error("no batch of the epoch had a finite loss")
+            raise self._make_error("no batch of the epoch had a finite loss", self._first)
         self.skipped_in_epoch = 0
         return counted
 
-    def _make_error(self, words: str) -> Exception:
+    def _make_error(self, words: str, taken: int) -> Exception:
         """Make the error that every process raises at the same step; process 0 prints it."""
-        error = Diverged(f"{words}: {self._advice()}")
+        error = Diverged(f"{words}: {self._advice(taken)}")
         return error if self.fabric.is_global_zero else ReportedElsewhere(2)
 
-    def _advice(self) -> str:
+    def _advice(self, taken: int) -> str:
+        """Say what to do about numbers that are not finite after so many sound steps."""
         more = "" if self.allowed else ", or let single batches pass with training.skip_nonfinite"
+        if taken == 0:
+            return (
+                "no weight had changed before, so the learning rate is not the cause; look at the "
+                "loss, at the images and at the weights that the run started from, for example "
+                f"for a division by zero or the logarithm of zero{more}"
+            )
         return (
             "training has diverged; the checkpoints from before are kept; lower "
             f"optimiser.learning_rate ({self.learning_rate}) or lengthen optimiser.warmup_epochs"

@@ -86,9 +86,9 @@ class Pretraining:
         self.gradient_of_total = torch.tensor(
             1.0 / config.training.accumulate, device=fabric.device
         )
-        self.guard = Guard(self.step_module, optimiser, fabric, config)
-        self.step = self.saved_step = 0
         self.term_names = ("total", *self.step_module.weights)
+        self.guard = Guard(self.step_module, self.term_names, optimiser, fabric, config)
+        self.step = self.saved_step = 0
         self.sums = torch.zeros(len(self.term_names), device=fabric.device)  # in this epoch
         self.peak: dict[str, float] = {}  # peak memory since this process began
         self.seconds_before = 0.0
