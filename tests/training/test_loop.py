@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import io
+import math
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
@@ -19,6 +21,7 @@ from deepbregman.errors import UserError
 from deepbregman.objectives import build_step, build_views
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints, display
+from deepbregman.training.callbacks import Callback
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
@@ -109,6 +112,66 @@ class TestTraining:
             assert parameter.grad is not None
             after = job.step_module.get_parameter(name)
             torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
+
+    def test_the_teacher_follows_the_weights_that_a_step_has_just_made(self, tiny_config, tmp_path):
+        """By the recursion of its definition, from the student's weights after every step."""
+        config = override(
+            tiny_config,
+            {
+                **{"teacher.momentum": 0.5, "teacher.schedule": "cosine"},
+                "weak_views.num_views": 1,
+                **{"divergence.source": "bank", "divergence.compare": "match"},
+                "divergence.smoothing": 0.2,
+            },
+        )
+        students: list[Tensor] = []
+
+        class Watch(Callback):
+            def on_step(self, step: int, losses: Mapping[str, Tensor]) -> None:
+                students.append(job.step_module.objective.projection[0].weight.detach().clone())
+
+        watched = [Watch()]
+        job = Pretraining(config, digits(64), launch("cpu"), tmp_path / "run", callbacks=watched)
+        assert job.step_module.teacher is not None
+        followed = job.step_module.teacher.network[1][0].weight
+        expected = followed.detach().clone()
+        job.fit()
+        assert len(students) == 6
+        for step, student in enumerate(students, start=1):
+            momentum = 1.0 - 0.5 * (1.0 + math.cos(math.pi * step / 6)) / 2.0
+            expected = momentum * expected + (1.0 - momentum) * student
+        torch.testing.assert_close(followed, expected)
+
+    def test_each_step_has_the_rate_and_the_weight_of_its_schedules(self, tiny_config, tmp_path):
+        """Six steps, three of them of both warm-ups, by hand; an epoch's loss is their mean."""
+        config = override(
+            tiny_config,
+            {
+                **{"optimiser.schedule": "cosine", "optimiser.warmup_epochs": 1.5},
+                **{"optimiser.learning_rate": 0.02, "divergence.warmup_epochs": 1.5},
+                **{"objective.weight": 2.0, "divergence.weight": 3.0},
+            },
+        )
+        rates, weights, totals = [], [], []
+
+        class Watch(Callback):
+            def on_step(self, step: int, losses: Mapping[str, Tensor]) -> None:
+                rates.append(job.optimiser.param_groups[0]["lr"])
+                rest = losses["total"] - 2.0 * losses["contrastive"]
+                weights.append((rest / losses["divergence"]).item())
+                totals.append(losses["total"].item())
+
+        watched = [Watch()]
+        job = Pretraining(config, digits(64), launch("cpu"), tmp_path / "run", callbacks=watched)
+        records = job.fit().metrics()
+        expected = [0.02 / 3, 0.04 / 3, 0.02, 0.02, 0.015, 0.005]  # cos 0, 60 and 120 degrees
+        assert rates == pytest.approx(expected)
+        assert [record["learning_rate"] for record in records] == pytest.approx(expected[1::2])
+        assert weights == pytest.approx([1.0, 2.0, 3.0, 3.0, 3.0, 3.0], rel=1e-3)
+        means = [
+            (first + second) / 2 for first, second in zip(totals[::2], totals[1::2], strict=True)
+        ]
+        assert [record["total"] for record in records] == pytest.approx(means)
 
     def test_on_a_cpu_the_first_step_tells_that_a_run_is_long(
         self, short_config, tmp_path, monkeypatch
