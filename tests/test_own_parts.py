@@ -157,6 +157,12 @@ def test_callbacks_see_every_step_and_epoch_and_add_metrics(trained, diary):
     assert weights[0] != last
 
 
+def test_the_weight_of_the_settings_multiplies_all_its_terms(config):
+    chosen = override(config, {"objective.name": "custom", "objective.weight": 3.0})
+    step = build_step(chosen, own=OwnParts(objective=Agreement))
+    assert step.objective.weights == {"distance": 3.0, "variance": 1.5}
+
+
 def test_its_losses_are_weighed_and_logged(trained):
     for row in trained.metrics():
         terms = row["distance"] + 0.5 * row["variance"]

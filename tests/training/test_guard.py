@@ -151,6 +151,15 @@ def test_counting_goes_on_after_a_resumption_inside_an_epoch(
     assert saved_step(tmp_path / "run") == 4
 
 
+def test_moments_that_are_not_finite_are_not_saved(plain_config, tmp_path):
+    """With an infinite second moment Adam leaves a weight as it is, for ever and finite."""
+    job = start(override(plain_config, {"optimiser.name": "adam"}), tmp_path / "run")
+    job.advance(job.feed(0, 0))
+    next(iter(job.guard.optimiser.state.values()))["exp_avg_sq"].fill_(math.inf)
+    with pytest.raises(UserError, match="not finite after step 1"):
+        job.save("last.pt")
+
+
 # Skipping
 
 
@@ -162,6 +171,13 @@ def everything(job: Pretraining) -> Iterable[Tensor]:
     yield from job.step_module.state_dict().values()
     for moments in job.guard.optimiser.state.values():
         yield from (value for value in moments.values() if isinstance(value, Tensor))
+
+
+def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is(plain_config, tmp_path):
+    guard = start(skipping(plain_config, 1), tmp_path / "run").guard
+    guard.keep_buffers()
+    assert not guard.should_skip(torch.tensor([3.0, 1.0]), 0)
+    assert guard.should_skip(torch.tensor([math.inf, 1.0]), 0)
 
 
 @pytest.mark.parametrize("kind", ["views", "gradient"])

@@ -210,6 +210,14 @@ def test_stability_is_one_for_the_same_encoder_and_less_for_another(tiny_config)
     assert 0.1 < sample.measure(Shift(1))["neighbour_stability"] < 0.9
 
 
+def test_stability_looks_one_measurement_back(tiny_config):
+    sample = make_sample(tiny_config)
+    found = [
+        sample.measure(Shift(seed)).get("neighbour_stability", 0.0) for seed in (0, 1, 1, 2, 2)
+    ]
+    assert [value == 1.0 for value in found] == [False, False, True, False, True]
+
+
 def test_long_stability_looks_three_measurements_back(tiny_config):
     sample = make_sample(tiny_config)
     found = [sample.measure(Shift(seed)).get("long_stability") for seed in (0, 1, 2, 0, 3, 2)]
@@ -264,6 +272,13 @@ def test_verdict_and_its_reason(changes, verdict, reason):
     found = judge([row(5), row(10, **changes)])
     assert found["verdict"] == verdict
     assert reason in found["reason"]
+
+
+def test_the_rank_is_compared_with_the_best_of_the_run():
+    ranks = (30.0, 60.0, 19.0)  # less than a third of the best, and more than that of the first
+    records = [row(epoch, effective_rank=rank) for epoch, rank in enumerate(ranks, start=1)]
+    assert judge(records)["verdict"] == "collapsing"
+    assert "fell from 60 to 19.0" in judge(records)["reason"]
 
 
 def test_a_rate_that_has_fallen_settles_everything():

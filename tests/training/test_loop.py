@@ -244,6 +244,9 @@ class TestTraining:
             runs.append(pretrain(config, run=tmp_path / f"{state}"))
         assert_identical(*runs)
 
+    def test_neighbours_are_asked_every_second_epoch_as_set_and_at_the_end(self, tiny_run):
+        assert ["knn" in row for row in tiny_run.metrics()] == [False, True, True]
+
     def test_checkpoints_are_kept_where_asked(self, tiny_run):
         names = sorted(path.name for path in tiny_run.checkpoints.iterdir())
         assert names == ["epoch-0002.pt", "last.pt", "previous.pt"]

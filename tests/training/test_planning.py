@@ -80,6 +80,13 @@ def test_the_bank_is_full_early(count, epochs, bank, why):
     assert {c.why for c in found.choices if c.field == "divergence.num_subnetworks"} == {why}
 
 
+def test_accumulated_batches_fill_the_bank_too():
+    found = plan(given={"training.epochs": 10, "training.accumulate": 2})
+    # A short run has batches of 32: 10 epochs of 31 steps of 64 images, of which 5 % are 992.
+    assert found.config.training.batch_size == 32
+    assert found.config.divergence.num_subnetworks == 512
+
+
 def test_the_batch_is_a_multiple_of_the_processes():
     assert plan(CPU._replace(processes=3)).config.training.batch_size == 255
 
@@ -93,6 +100,15 @@ def test_a_slow_cpu_gets_a_small_encoder_and_ends_in_time():
     assert found.config.training.epochs == int(0.9 * 1800 / (15 * 1.28))
     assert found.seconds == pytest.approx(found.config.training.epochs * 15 * 1.28)
     assert found.seconds <= 1800
+
+
+@pytest.mark.parametrize(("possible", "encoder"), [(500, "resnet18"), (380, "small")])
+def test_the_better_encoder_stays_if_half_of_the_epochs_fit(possible, encoder):
+    """Of 800 epochs of seven steps of 256 images, in 90 % of half an hour."""
+    an_image = 0.9 * 1800 / ((possible + 0.5) * 7 * 256)
+    found = plan(speed=an_image / 50).config
+    assert found.encoder.name == encoder
+    assert found.training.epochs == (possible if encoder == "resnet18" else 800)
 
 
 @pytest.mark.parametrize(
