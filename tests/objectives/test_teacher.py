@@ -302,6 +302,14 @@ def test_terms_are_those_of_the_formulas_once_the_bank_is_full():
     torch.testing.assert_close(bank.weight[:32], newest)
 
 
+def test_the_bank_takes_embeddings_in_training_only():
+    step = build_step(configure())
+    for trains, pushed in ((True, 32), (False, 32), (True, 64)):
+        step.train(trains)
+        take_step(step)
+        assert int(step.divergence.network.pushed) == pushed
+
+
 def test_the_teacher_gets_no_gradient_and_follows():
     step = build_step(configure())
     take_step(step).total.backward()
