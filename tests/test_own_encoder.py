@@ -184,7 +184,7 @@ def test_without_the_module_it_cannot_be_used(trained, use):
 
 
 def test_a_module_of_another_structure_is_refused(trained):
-    with pytest.raises(UserError, match=r"does not fit .* shape \(24.* the encoder if it is your"):
+    with pytest.raises(UserError, match=r"does not fit .* shape \(24.* encoder and method if they"):
         load_encoder(trained.path, encoder=own(width=8))
 
 

@@ -235,6 +235,20 @@ def test_resuming_is_to_the_bit(trained, tmp_path, config, parts, diary, monkeyp
     assert resumed.metrics()[-1]["total"] == trained.metrics()[-1]["total"]
 
 
+def test_another_method_than_the_one_trained_is_refused(tmp_path, config, parts, monkeypatch):
+    class Wider(Agreement):
+        def __init__(self, encoder: Any, widths: Any) -> None:
+            super().__init__(encoder, widths)
+            self.predictor = nn.Linear(8, 8)
+
+    folder = tmp_path / "run"
+    stop_after_an_epoch(monkeypatch, lambda: pretrain(config, run=folder, **parts))
+    with pytest.raises(
+        UserError, match=r"predictor.weight is missing.*and method if they are your own"
+    ):
+        resume(folder, **{**parts, "objective": Wider})
+
+
 def test_a_run_without_such_parts_refuses_them(short_run, parts):
     for name, words in (
         ("augment", "an augmentation was given for views, but the run makes those"),

@@ -194,6 +194,7 @@ def test_an_unequal_comparison_says_so_everywhere(tmp_path, few_digits, out, cap
     ("words", "message"),
     [
         (["comparison", "--recipe", "best"], "such as --recipes simclr best"),
+        (["comparison", "--recipe", "simclr"], "such as --recipes simclr best"),
         (["comparison", "--recipes", "simclr"], "at least 2 to compare"),
         (["comparison", "--recipes", "simclr", "best", "simclr"], "names simclr twice"),
         (["comparison", "--recipes", "simclr", "bset"], "did you mean 'best'"),

@@ -333,7 +333,7 @@ def test_parts_of_another_version_leave_the_encoder(run):
         load_trained(run)
     for words in (
         "projection.0.weight is missing; old_name is not expected; ",
-        "use the config.toml, the version of deepbregman, ",
+        "use the config.toml and the version of deepbregman ",
         "the encoder fits: deepbregman.load_encoder reads it alone",
     ):
         assert words in str(caught.value)

@@ -89,8 +89,9 @@ class StudyOptions:
     recipe: MaybeText = None
     """Name of a recipe, or a .toml file. By default the recipe of the study."""
     recipes: tuple[str, ...] = ()
-    """For study comparison: two or more recipes or .toml files, the reference first. By default
-    simclr best. RECIPE-without has no divergence; RECIPE-control has InfoNCE with the same teacher
+    """For study comparison: two or more recipes or .toml files, the reference first; by default
+    simclr best. For study methods and learning-rates: the recipes to use instead of all.
+    RECIPE-without has no divergence; RECIPE-control has InfoNCE with the same teacher
     and bank instead; RECIPE-both has both. The endings go with files, too: mine.toml-control."""
     unequal: bool = False
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""

@@ -133,9 +133,10 @@ def _check_kind(study: Study, options: StudyOptions) -> None:
     if options.trials is not None:
         raise UserError(f"study {study.name} is a grid and takes no --trials; see --seeds")
     if study.recipes and options.recipe is not None:
+        other = "best" if options.recipe == "simclr" else options.recipe
         raise UserError(
             f"study {study.name} compares whole recipes and takes no --recipe: give all of them, "
-            f"the reference first, such as --recipes simclr {options.recipe}"
+            f"the reference first, such as --recipes simclr {other}"
         )
     several = study.with_divergence or study.rate_factors  # arms of each recipe
     if len(options.recipes) == 1 and study.recipes and not several:

@@ -131,8 +131,8 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str, more
     if problems:
         raise UserError(
             f"{origin} does not fit the configuration beside it: {join_misfits(problems)}; use the "
-            "config.toml, the version of deepbregman, and the encoder if it is your own, that it "
-            f"was trained with{more}"
+            "config.toml and the version of deepbregman that it was trained with, and the same "
+            f"encoder and method if they are your own{more}"
         )
     module.load_state_dict(state)
 
