@@ -189,3 +189,21 @@ def test_too_few_subnetworks_are_told_with_remedies_that_are_not_in_use_yet(sett
     (told,) = term(**settings).warn({"active_subnetworks": 6.0}, 512)
     assert told.startswith(f"only 6 of 100 subnetworks are in use; try {remedies}")
     assert term(**settings).warn({"active_subnetworks": 60.0}, 512) == []
+
+
+def test_diagnosed_divergences_are_those_of_the_first_view_to_the_second():
+    """Eq. 6 by a loop; the other way round they differ."""
+    term = DivergenceTerm(DivergenceSettings(num_subnetworks=3), 4)
+    scores = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+    own, others = [], []
+    for i, p in enumerate(scores[0].tolist()):
+        for j, q in enumerate(scores[1].tolist()):
+            (own if i == j else others).append(max(p) - p[q.index(max(q))])
+    found = term.diagnose(scores)
+    assert found["divergence_positives"].item() == pytest.approx(sum(own) / 5, rel=1e-5)
+    assert found["divergence_negatives"].item() == pytest.approx(sum(others) / 20, rel=1e-5)
+
+
+def test_targets_are_as_smooth_as_the_scores_unless_set():
+    settings = DivergenceSettings(smoothing=0.3)
+    assert DivergenceTerm(settings, 4).numbers.target_smoothing.item() == pytest.approx(0.3)
