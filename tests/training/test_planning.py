@@ -87,6 +87,18 @@ def test_accumulated_batches_fill_the_bank_too():
     assert found.config.divergence.num_subnetworks == 512
 
 
+@pytest.mark.parametrize(("count", "batch"), [(50_000, 512), (2000, 32), (120, 8)])
+def test_accumulated_batches_count_for_the_batch_and_the_rate(count, batch):
+    """Eight batches make a step: they fit into the data, and the rate is that of their images."""
+    found = plan(CPU._replace(num_images=count, on_gpu=True), given={"training.accumulate": 8})
+    assert found.config.training.batch_size == batch
+    assert found.config.optimiser.learning_rate == 8 * batch / 512
+    reasons = {choice.field: choice.why for choice in found.choices}
+    assert reasons["optimiser.learning_rate"] == "in proportion to the images of a step: 1 for 512"
+    few = f"{count:,} images are too few for 8 batches of 512"
+    assert reasons["training.batch_size"] == ("as in the recipe best" if batch == 512 else few)
+
+
 def test_the_batch_is_a_multiple_of_the_processes():
     assert plan(CPU._replace(processes=3)).config.training.batch_size == 255
 
@@ -322,3 +334,6 @@ def test_a_step_is_measured_in_proportion_to_the_batch(monkeypatch):
     config = override(load_recipe("auto"), {**small, "training.batch_size": 256})
     # The others take one. On a CPU 16 of the 128 images of a process are measured.
     assert measure_step(config, (8, 8), torch.device("cpu"), processes=2, spend=20.0) == 8.0
+    # So do the steps of which each adds up two batches.
+    both = override(config, {"training.accumulate": 2})
+    assert measure_step(both, (8, 8), torch.device("cpu"), processes=2, spend=20.0) == 8.0

@@ -106,7 +106,7 @@ def make_plan(
         size: the image size, which had to be chosen before the images were opened.
     """
     plan = _Choices(config, given)
-    plan.take(size, _choose_batch(facts))
+    plan.take(size, _choose_batch(facts, config.training.accumulate))
     divergence = config.divergence
     if divergence.is_on and divergence.source == "learned":
         usual = DivergenceSettings.num_subnetworks
@@ -175,13 +175,15 @@ class _Choices:
             self.made = [*(made for made in self.made if made.field != choice.field), choice]
 
 
-def _choose_batch(facts: Facts) -> Choice:
-    most = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, facts.num_images // _STEPS_PER_EPOCH))
-    batch = 2 ** (min(most, max(2, facts.num_images)).bit_length() - 1)
+def _choose_batch(facts: Facts, accumulate: int) -> Choice:
+    images = facts.num_images // accumulate  # for each of the batches of a step
+    most = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, images // _STEPS_PER_EPOCH))
+    batch = 2 ** (min(most, max(2, images)).bit_length() - 1)
     batch = max(batch - batch % facts.processes, facts.processes)
     why = "as in the recipe best"
     if batch < _LARGEST_BATCH:
-        why = f"{facts.num_images:,} images are too few for batches of {_LARGEST_BATCH}"
+        several = f"{accumulate} " * (accumulate > 1)
+        why = f"{facts.num_images:,} images are too few for {several}batches of {_LARGEST_BATCH}"
     return Choice("training.batch_size", batch, why)
 
 
@@ -231,12 +233,13 @@ def _lengthen(
 
 
 def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choice]:
-    epochs, batch = config.training.epochs, config.training.batch_size
+    epochs, accumulate = config.training.epochs, config.training.accumulate
     warmup = round(min(_LONGEST_WARMUP, _WARMUP * epochs), 2)
     share = f"{_WARMUP:.0%} of the epochs, at most {_LONGEST_WARMUP:g}"
     yield Choice("optimiser.warmup_epochs", warmup, share)
-    rate, why = _BASE_RATE * batch / _BASE_BATCH, "in proportion to the batch"
-    why = f"{why}: {_BASE_RATE:g} for {_BASE_BATCH}"
+    rate = _BASE_RATE * config.training.batch_size * accumulate / _BASE_BATCH
+    what = "batch" if accumulate == 1 else "images of a step"
+    why = f"in proportion to the {what}: {_BASE_RATE:g} for {_BASE_BATCH}"
     is_short = 0 < steps < _SHORT_STEPS
     if is_short and not facts.on_gpu:  # on a GPU a third of the rate was worse
         part = max(_LOWEST_SHARE, steps / _SHORT_STEPS)
@@ -292,7 +295,7 @@ def measure_step(
     """
     share = config.training.batch_size // processes
     batch = share if device.type == "cuda" else min(share, _MEASURED_BATCH)
-    tried = override(config, {"training.batch_size": batch})
+    tried = override(config, {"training.batch_size": batch, "training.accumulate": 1})
     mixed = is_mixed(config, device)
     step = build_step(tried, mixed=mixed, own=own, num_images=batch, num_classes=2)
     step.to(memory_format=torch.channels_last)
