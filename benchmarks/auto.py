@@ -34,7 +34,8 @@ from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.inputs import load_run, open_labelled
 from deepbregman.evaluation.knn import classify_by_cosine
 from deepbregman.evaluation.linear import measure_on_cached
-from deepbregman.runs import Run, collect_provenance, now
+from deepbregman.files import now
+from deepbregman.runs import Run, collect_provenance
 from deepbregman.training.devices import device_name, pick_device
 from deepbregman.training.planning import measure_step
 from deepbregman.training.randomness import count_steps

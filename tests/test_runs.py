@@ -17,6 +17,7 @@ import deepbregman
 from deepbregman import runs
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError, mask_secrets
+from deepbregman.files import replace_file, write_json
 from deepbregman.method import networks
 from deepbregman.runs import (
     Run,
@@ -24,8 +25,6 @@ from deepbregman.runs import (
     collect_provenance,
     hash_source_tree,
     name_run_folder,
-    replace_file,
-    write_json,
 )
 
 CONFIG = override(Config(), {"seed": 5, "data.source": 'été/\n"quoted"', "views.without": ["flip"]})

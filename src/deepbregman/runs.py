@@ -44,16 +44,15 @@ from .files import (
     clear_temporaries,
     hold_lock,
     is_number,
+    now,
     open_inside,
+    parse_json,
+    read_json,
     refuse_link,
     refuse_read_only,
+    replace_file,
+    write_json,
 )
-from .files import now as now
-from .files import parse_json as parse_json
-from .files import read_json as read_json
-from .files import replace_file as replace_file
-from .files import write_csv as write_csv
-from .files import write_json as write_json
 
 PATIENCE_SECONDS = 60.0
 """Time to wait for another process that changes a record, which takes milliseconds."""

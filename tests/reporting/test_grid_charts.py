@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from deepbregman.files import write_json
 from deepbregman.reporting import grid_charts, grid_tables, screen, searches
 from deepbregman.reporting.sections import read_study
 from deepbregman.reporting.tables import Cell, Row, Table
-from deepbregman.runs import Record, write_json
+from deepbregman.runs import Record
 
 ROOT = Path(__file__).parents[2]
 FIELDS = ("divergence.num_subnetworks", "divergence.normalise_input", "optimiser.learning_rate")

@@ -17,7 +17,7 @@ from deepbregman.cli import main
 from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.evaluation.results import Predictions, pack, unpack
-from deepbregman.runs import write_json
+from deepbregman.files import write_json
 from deepbregman.statistics import format_signed, interval_over_images
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import find_study

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from deepbregman.config import to_toml
 from deepbregman.data import Split
 from deepbregman.errors import UserError
-from deepbregman.files import digest
-from deepbregman.runs import Record, Run, list_versions, now, read_json
+from deepbregman.files import digest, now, read_json
+from deepbregman.runs import Record, Run, list_versions
 from deepbregman.training.checkpoints import fingerprint_weights
 from deepbregman.training.devices import device_name
 

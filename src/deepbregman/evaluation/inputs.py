@@ -19,9 +19,9 @@ from deepbregman.data.images import FileImages, group_identical
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
 from deepbregman.errors import Notice, UserError, notify
-from deepbregman.files import refuse_link
+from deepbregman.files import now, refuse_link
 from deepbregman.method.networks import Model
-from deepbregman.runs import Record, Run, now
+from deepbregman.runs import Record, Run
 from deepbregman.terminal import ReportProgress, ignore_progress, say
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.devices import device_name, pick_devices

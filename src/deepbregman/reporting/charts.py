@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deepbregman.runs import Record, replace_file
+from deepbregman.files import replace_file
+from deepbregman.runs import Record
 from deepbregman.statistics import Summary, format_difference, format_summary
 
 from .published import list_published_rows

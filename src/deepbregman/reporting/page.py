@@ -10,7 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from deepbregman import __version__
-from deepbregman.runs import Record, now
+from deepbregman.files import now
+from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, count_words, join_words
 
 from .charts import FIGURE_KINDS, colour, dash, fit_to_page, name_figures, save_chart, slug

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deepbregman.errors import UserError
-from deepbregman.runs import Record, read_json
+from deepbregman.files import read_json
+from deepbregman.runs import Record
 
 from .charts import Figure, as_sentence, slug
 from .comparison import Comparison

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from deepbregman.runs import replace_file
+from deepbregman.files import replace_file
 
 THUMBNAIL = 112
 FRAME = 5

@@ -25,11 +25,11 @@ from deepbregman.config import Config, override
 from deepbregman.data import Source
 from deepbregman.errors import UserError
 from deepbregman.evaluation.results import KeptPredictions, Predictions
-from deepbregman.files import is_number
+from deepbregman.files import is_number, write_json
 from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.grid_charts import save_study_figure
 from deepbregman.reporting.grid_tables import MEASURED
-from deepbregman.runs import Record, Run, collect_provenance, write_json
+from deepbregman.runs import Record, Run, collect_provenance
 from deepbregman.statistics import summarise
 from deepbregman.training.devices import device_name, pick_device
 

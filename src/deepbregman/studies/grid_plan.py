@@ -12,10 +12,10 @@ from typing import Any
 from deepbregman.config import Config, fields_of, from_toml, override, to_toml
 from deepbregman.data.datasets import check_source
 from deepbregman.errors import UserError
-from deepbregman.files import check_can_be_folder, list_names
+from deepbregman.files import check_can_be_folder, list_names, read_json
 from deepbregman.reporting.grid_charts import MANY_RECIPES
 from deepbregman.reporting.published import is_on_test_images
-from deepbregman.runs import Record, read_json
+from deepbregman.runs import Record
 
 from .definition import (
     HOLDOUT,

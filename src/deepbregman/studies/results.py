@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.files import check_new_folder
+from deepbregman.files import check_new_folder, now, write_csv, write_json
 from deepbregman.reporting.grid_tables import save_study_tables
 from deepbregman.reporting.screen import (
     draw_main_quantities,
@@ -16,7 +16,7 @@ from deepbregman.reporting.screen import (
     draw_study_tables,
     draw_trials,
 )
-from deepbregman.runs import Record, now, write_csv, write_json
+from deepbregman.runs import Record
 from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
 from deepbregman.terminal import say
 

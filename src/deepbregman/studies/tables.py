@@ -31,9 +31,10 @@ from deepbregman.evaluation.inputs import Evaluation, open_labelled
 from deepbregman.evaluation.options import Few, Ood, Options, Semi, Start
 from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.evaluation.results import KeptPredictions, Predictions
+from deepbregman.files import now, read_json, write_json
 from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.paper_tables import save_difference_figure, save_tables
-from deepbregman.runs import Record, Run, collect_provenance, is_run, now, read_json, write_json
+from deepbregman.runs import Record, Run, collect_provenance, is_run
 from deepbregman.statistics import summarise, summarise_pairs
 from deepbregman.training.devices import device_name, pick_device
 

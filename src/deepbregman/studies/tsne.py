@@ -19,10 +19,11 @@ from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.knn import knn_accuracy
 from deepbregman.exporting.loading import Export, read_export
+from deepbregman.files import replace_file
 from deepbregman.method.networks import Model
 from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.figures import FeatureMap, save_map_figure
-from deepbregman.runs import Run, collect_provenance, replace_file
+from deepbregman.runs import Run, collect_provenance
 from deepbregman.statistics import format_summary, summarise
 from deepbregman.terminal import say
 from deepbregman.training.checkpoints import load_trained

@@ -25,19 +25,11 @@ from rich.markup import escape
 from deepbregman.config import Config, override, to_toml
 from deepbregman.data import Source
 from deepbregman.errors import UserError, mask_address
-from deepbregman.files import refuse_link
+from deepbregman.files import now, refuse_link, replace_file, write_csv, write_json
 from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.published import is_dataset
 from deepbregman.reporting.searches import save_search_figure
-from deepbregman.runs import (
-    Record,
-    collect_provenance,
-    now,
-    read_command_line,
-    replace_file,
-    write_csv,
-    write_json,
-)
+from deepbregman.runs import Record, collect_provenance, read_command_line
 from deepbregman.training.devices import device_name, pick_device
 
 from .definition import Search, SearchOptions, StudyResult

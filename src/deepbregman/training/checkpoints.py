@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from deepbregman.config import Config, differing_fields, from_toml, override
 from deepbregman.errors import UserError, first_line
+from deepbregman.files import replace_file
 from deepbregman.method.networks import Encoder, Model
 from deepbregman.objectives import DivergenceTerm, OwnParts, Step, build_run_encoder, build_step
 from deepbregman.objectives.objective import build_head
-from deepbregman.runs import CHANGEABLE, Record, Run, list_changeable, replace_file
+from deepbregman.runs import CHANGEABLE, Record, Run, list_changeable
 
 FORMAT = 4
 _HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")

@@ -16,6 +16,7 @@ from deepbregman.data import Batch, FileImages, Images, channel_statistics, fing
 from deepbregman.data.batches import cut_orders
 from deepbregman.data.opening import batch_images
 from deepbregman.errors import ReportedElsewhere, notify
+from deepbregman.files import now
 from deepbregman.method.networks import Model
 from deepbregman.objectives import (
     OwnParts,
@@ -26,7 +27,7 @@ from deepbregman.objectives import (
     build_step,
     gather_alone,
 )
-from deepbregman.runs import SATURATED, Record, Run, collect_provenance, now
+from deepbregman.runs import SATURATED, Record, Run, collect_provenance
 from deepbregman.terminal import count_words, say
 
 from . import checkpoints, diagnostics

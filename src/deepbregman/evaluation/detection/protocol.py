@@ -21,9 +21,9 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.options import Architecture, Trunk
 from deepbregman.evaluation.results import Measurement, make_rows
-from deepbregman.files import refuse_link
+from deepbregman.files import now, read_json, refuse_link, write_json
 from deepbregman.objectives import build_untrained_encoder
-from deepbregman.runs import Record, now, read_json, write_json
+from deepbregman.runs import Record
 from deepbregman.training.checkpoints import fingerprint_weights
 from deepbregman.training.devices import device_name
 from deepbregman.training.randomness import derive_seed
