@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deepbregman.config import load_recipe, override, recipes
-from deepbregman.errors import UserError
+from deepbregman.errors import Notice, UserError
 from deepbregman.studies import catalogue as package
 from deepbregman.studies.catalogue import find_study, load_catalogue
 from deepbregman.studies.definition import (
@@ -206,6 +206,23 @@ def test_an_option_and_a_field_may_say_the_same():
     both = replace(options, changes=("training.epochs=3", "data.source=a.npz"))
     same = {"training.epochs": 3, "data.source": "a.npz"}
     assert join_changes(both) == join_changes(options) == same
+
+
+def test_values_that_another_method_does_not_keep_are_named(tmp_path, few_digits):
+    """The paper's recipe has a weight of 5 and a temperature of 0.1."""
+    study = GRIDS["psi"]
+    options = StudyOptions(data=few_digits, out=tmp_path, changes=("objective.name=nnclr",))
+    with pytest.warns(Notice) as told:
+        plan = plan_study(study, options)
+    assert [str(each.message) for each in told] == [
+        "--set objective.name=nnclr brings the defaults of that method: objective.weight is 1.0 "
+        "(5.0 in the recipe) and objective.temperature is 0.2 (0.1 in the recipe); to keep the "
+        "recipe's values, add objective.weight=5.0 objective.temperature=0.1 to --set"
+    ]
+    assert plan.base.objective.weight == 1.0
+    given = ("objective.weight=5.0", "objective.temperature=0.2")
+    options = replace(options, changes=(*options.changes, *given))
+    assert plan_study(study, options).base.objective.weight == 5.0  # all is said: no notice
 
 
 @pytest.mark.parametrize(

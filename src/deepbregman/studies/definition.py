@@ -19,7 +19,7 @@ from deepbregman.config import (
     override,
     recipes,
 )
-from deepbregman.errors import UserError, suggest
+from deepbregman.errors import UserError, notify, suggest
 from deepbregman.reporting.grid_charts import MANY_RECIPES
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, join_words
 
@@ -464,8 +464,31 @@ def build_config(
     """Return the configuration of a study: a new recipe with the ``kept`` changes, or as before."""
     if before is None or recipe is not None:
         assert recipe is not None
-        before = override(load_arm(recipe), kept)
-    return override(before, given)
+        before = load_arm(recipe)
+        config = override(override(before, kept), given)
+    else:
+        config = override(before, given)
+    _tell_of_defaults(before, config, {**kept, **given})
+    return config
+
+
+def _tell_of_defaults(before: Config, config: Config, given: Changes) -> None:
+    """Tell the user which values another method has not kept: it begins with its own defaults."""
+    if before.objective.name == config.objective.name:
+        return
+    reset = {
+        name: (old, new)
+        for name, (old, new) in differing_fields(before, config).items()
+        if name.startswith("objective.") and name not in given and None not in (old, new)
+    }
+    if reset:
+        values = [f"{name} is {new} ({old} in the recipe)" for name, (old, new) in reset.items()]
+        kept = " ".join(f"{name}={old}" for name, (old, _) in reset.items())
+        notify(
+            f"--set objective.name={config.objective.name} brings the defaults of that method: "
+            f"{join_words(values)}; to keep the recipe's values, add {kept} to --set",
+            stacklevel=3,
+        )
 
 
 def describe_differences(
