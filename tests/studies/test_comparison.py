@@ -15,7 +15,7 @@ from PIL import Image
 
 from deepbregman.cli import main
 from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
-from deepbregman.errors import UserError
+from deepbregman.errors import Notice, UserError
 from deepbregman.evaluation.results import Predictions, pack, unpack
 from deepbregman.files import write_json
 from deepbregman.statistics import format_signed, interval_over_images
@@ -334,6 +334,23 @@ def test_one_recipe_is_enough_where_it_has_several_arms(name, arms, tmp_path, fe
     assert [arm.name for arm in plan_study(study, options).arms] == arms
 
 
+def test_rates_that_leave_out_that_of_the_recipe_are_told_of(tmp_path, few_digits):
+    """A pattern for the multiples does not match the recipe itself, which has its own rate."""
+    study = find_study("learning-rates")
+    assert isinstance(study, Study)
+    options = StudyOptions(data=few_digits, out=tmp_path, recipes=("simclr", "byol"))
+    multiples = dataclasses.replace(options, only=("byol-rate-*", "simclr*"))
+    with pytest.warns(Notice, match="--only leaves out byol: .* add byol to --only"):
+        assert [arm.name for arm in plan_study(study, multiples).chosen] == [
+            *("simclr", "simclr-rate-x0.3", "byol-rate-x0.3", "simclr-rate-x3", "byol-rate-x3")
+        ]
+    plan = plan_study(study, dataclasses.replace(options, only=("byol*",)))  # without a notice
+    assert len(plan.chosen) == 3
+    # In a study that has begun, the recipe's own rate has been said before.
+    write_json(tmp_path / "study.json", {**plan.definition, "provenance": {}})
+    plan_study(study, StudyOptions(out=tmp_path, values=("10",), only=("byol-rate-x10",)))
+
+
 def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     """The rate that won on held-out images reaches both arms of its recipe, and stays."""
     rates, study = find_study("learning-rates"), find_study("methods")
@@ -447,10 +464,9 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     assert f"| byol | 0.25 | 50.00 | 75.00 | +25.00 [{bounds}] | — | — | — |" in lines
     assert "| simclr |  | 50.00 | 75.00 | +25.00 | — | — | — |" in lines
 
+    more = dataclasses.replace(options, out=tmp_path / "a", recipes=("vicreg", "byol"))
     with pytest.raises(UserError, match="recipe vicreg has no result there"):
-        plan_study(
-            study, dataclasses.replace(options, out=tmp_path / "a", recipes=("vicreg", "byol"))
-        )
+        plan_study(study, more)
     with pytest.raises(UserError, match="give the folder of a finished study"):
         plan_study(study, dataclasses.replace(options, out=tmp_path / "a", rates=(tmp_path,)))
     write_results(folder, {**plan.definition, "evaluate_on": "test"}, rows, {})

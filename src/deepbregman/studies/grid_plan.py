@@ -11,7 +11,7 @@ from typing import Any
 
 from deepbregman.config import Config, fields_of, from_toml, override, to_toml
 from deepbregman.data.datasets import check_source
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, notify
 from deepbregman.files import check_can_be_folder, list_names, read_json
 from deepbregman.reporting.grid_charts import MANY_RECIPES
 from deepbregman.reporting.published import is_on_test_images
@@ -89,6 +89,8 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
             f"--only {' '.join(settings['only'])}: these arms change nothing in recipe "
             f"{settings['recipe']}; choose among {', '.join(arm.name for arm in arms)}"
         )
+    if study.rate_factors and before is None:
+        _tell_of_missing_rate(chosen)
     check_arms(study, chosen, base)
     for arm in arms:
         override(base, arm.changes)  # refuses impossible values
@@ -111,6 +113,18 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
         "provenance": before["provenance"] if before else None,
     }
     return GridPlan(study, folder, base, arms, chosen, definition)
+
+
+def _tell_of_missing_rate(chosen: Sequence[Arm]) -> None:
+    """Tell the user of recipes whose own learning rate is not among the arms that are chosen."""
+    recipes = dict.fromkeys(str(arm.x) for arm in chosen)
+    missing = [recipe for recipe in recipes if recipe not in {arm.name for arm in chosen}]
+    if missing:
+        notify(
+            f"--only leaves out {', '.join(missing)}: the learning rate of the recipe itself is "
+            f"not compared with its multiples; to compare it, add {' '.join(missing)} to --only",
+            stacklevel=3,
+        )
 
 
 def select_usable_arms(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
