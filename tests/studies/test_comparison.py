@@ -467,6 +467,8 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     more = dataclasses.replace(options, out=tmp_path / "a", recipes=("vicreg", "byol"))
     with pytest.raises(UserError, match="recipe vicreg has no result there"):
         plan_study(study, more)
+    with pytest.raises(UserError, match="with --only it keeps all recipes"):
+        plan_study(study, dataclasses.replace(more, only=("byol",)))
     with pytest.raises(UserError, match="give the folder of a finished study"):
         plan_study(study, dataclasses.replace(options, out=tmp_path / "a", rates=(tmp_path,)))
     write_results(folder, {**plan.definition, "evaluate_on": "test"}, rows, {})

@@ -261,8 +261,9 @@ def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> floa
         others = f" with its settings of today ({changed})"
     raise UserError(
         f"--rates {' '.join(map(str, folders))}: recipe {recipe} has no result there{others}; "
-        "train it with deepbregman study learning-rates --out FOLDER and add the folder, or leave "
-        "the recipe out with --recipes"
+        "train it with deepbregman study learning-rates --out FOLDER and add the folder, or name "
+        "the other recipes with --recipes, so that the study has only those; with --only it keeps "
+        "all recipes for later, and each needs its rate"
     )
 
 
