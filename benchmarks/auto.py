@@ -32,7 +32,7 @@ from deepbregman.data import open_source
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.inputs import load_run, open_labelled
-from deepbregman.evaluation.knn import classify_by_cosine
+from deepbregman.evaluation.knn import classify_by
 from deepbregman.evaluation.linear import measure_on_cached
 from deepbregman.files import now
 from deepbregman.runs import Run, collect_provenance
@@ -179,7 +179,7 @@ def judge(run: Run, draws: int = 5) -> Row:
     loaded = load_run(run)
     source = open_labelled(loaded.config)
     labelled = LabelledFeatures(loaded.model, loaded.config, source, loaded.device, balanced=True)
-    votes = next(vote for vote in classify_by_cosine(labelled) if vote.variant.endswith("k=20"))
+    votes = next(v for v in classify_by(labelled, "cosine") if v.variant.endswith("k=20"))
     found = {"knn": votes.values["top1"]}
     for weighted, names in (
         (False, {"top1": "linear", "balanced": "balanced of plain classes"}),

@@ -190,6 +190,12 @@ def torchvision_views_step(config: Config, images: ArrayImages, workers: int = 2
     return lambda: next(feed)
 
 
+def configure_byol(encoder: str, batch_size: int) -> Config:
+    """Return our BYOL with views as large as lightly's; those of the recipe are smaller."""
+    changes = {"encoder.name": encoder, "training.batch_size": batch_size}
+    return override(load_recipe("byol"), {**QUIET, **changes, "views.relative_size": 1.0})
+
+
 def peers(scale: Literal["main", "cpu", "tiny"] = "main", out: Path | None = None) -> None:
     """Time our step and those of other libraries in turns.
 
@@ -207,8 +213,7 @@ def peers(scale: Literal["main", "cpu", "tiny"] = "main", out: Path | None = Non
         if fabric.device.type == "cpu":
             arms["views alone"] = ours["views alone"]
             arms["torchvision views"] = lambda: torchvision_views_step(config, images)
-        byol = override(load_recipe("byol"), {**QUIET, "encoder.name": encoder})
-        byol = override(byol, {"training.batch_size": batch_size})
+        byol = configure_byol(encoder, batch_size)
         arms["BYOL"] = lambda: build_training_step(byol, images, fabric, Path(folder))
         if importlib.util.find_spec("lightly") is not None:
             arms["lightly SimCLR"] = lambda: lightly_simclr(config, images, fabric.device)
