@@ -151,9 +151,32 @@ class TestCommands:
         code, out, err = command(*words)
         assert (code, out) == (2, "")
         said = " ".join(err.split())
-        assert f"error: {words[2]!r} follows the run my run: only the run is named" in said
+        assert f"error: {words[2]!r} follows the run my run: only the run needs no" in said
         assert f"write `deepbregman {words[0]} {fixed}`" in said
         assert f"another option of `deepbregman {words[0]} --help`" in said
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("bench tiny", "follows deepbregman bench, which takes only options; write `deepbregman "
+             "bench --scale tiny`, or take another option of `deepbregman bench --help`"),
+            ("quickstart tiny", "follows deepbregman quickstart, which takes only options; leave"),
+            ("tune digits tiny", "write `deepbregman tune digits --data tiny`"),
+            ("recipes paper tiny", "follows the name paper: only the name needs no option; leave it"),
+            ("data list tiny", "follows deepbregman data list, which takes only options"),
+            ("data check photos tiny", "follows the name photos: only the name needs no option"),
+            ("study tsne tiny --images 9", "write `deepbregman study tsne --runs tiny`"),
+            ("study kappa tiny", "follows the study kappa: only the study needs no option; a recipe "
+             "needs --recipe, a dataset --data"),
+            ("study comparison tiny best", "a recipe needs --recipes, a dataset --data"),
+        ],
+    )  # fmt: skip
+    def test_a_word_that_needs_an_option_is_refused_with_the_option(self, command, line, words):
+        code, out, err = command(*line.split())
+        assert (code, out) == (2, "")
+        said = " ".join(err.split())
+        assert said.startswith("error: 'tiny' follows")
+        assert words in said
 
     def test_recipes_are_listed_and_printed(self, command):
         _, listed, _ = command("recipes")

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Annotated, Any, NoReturn, get_args
+from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import tyro
 from rich.console import Console
@@ -56,17 +56,22 @@ COMMANDS = (
 )
 IN_ONE_PROCESS = ("evaluate", "embed", "search", "cluster", "label", "duplicates", "explore")
 """Commands that use several GPUs from one process."""
-AFTER_RUN = {
+STRAY = {
     "evaluate": "--protocol",
     "search": "--query",
     "label": "--labels",
+    "draw": "--labels",
     "cluster": "--clusters",
     "embed": "--out",
     "export": "--out",
     "duplicates": "--out",
     "explore": "--out",
+    "tune": "--data",
+    "tsne": "--runs",
+    "tables": "--data",
+    "bench": "--scale",
 }
-"""Commands of one run, each with the option that a word after the run is probably meant for."""
+"""Functions of commands, each with the option that a word without one is probably meant for."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -102,13 +107,6 @@ def _run_command(command: str, words: list[str]) -> None:
     """Call the function of a command with its options, then show what it returns."""
     module = importlib.import_module(f"deepbregman.commands.{command}")
     program = f"{PROGRAM} {command}"
-    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    if command in AFTER_RUN and len(names) > 1:
-        fixed = shlex.join([command, names[0], AFTER_RUN[command], *names[1:]])
-        raise UserError(
-            f"{names[1]!r} follows the run {names[0]}: only the run is named without an option; "
-            f"write `{PROGRAM} {fixed}`, or take another option of `{program} --help`"
-        )
     function: Any = getattr(module, command, None)
     subcommands: dict[str, Callable[..., Any]] = getattr(module, "SUBCOMMANDS", {})
     if function is None:
@@ -120,6 +118,7 @@ def _run_command(command: str, words: list[str]) -> None:
         program, function, words = f"{program} {words[0]}", subcommands[words[0]], words[1:]
     elif hasattr(module, "choose"):
         function, program, words = module.choose(words)
+    _refuse_stray_words(program, function, words)
     if {"-h", "--help"} & set(words):  # tyro would not wrap it
         console = _open_help()
         console.print(_describe(function), highlight=False, markup=False, end="\n\n")
@@ -131,6 +130,26 @@ def _run_command(command: str, words: list[str]) -> None:
         console_outputs=is_first_of_machine(),
         registry=TYRO_RULES,
     )
+
+
+def _refuse_stray_words(program: str, function: Callable[..., Any], words: list[str]) -> None:
+    """Refuse words before the options that are more than the function takes without one."""
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    parameters = inspect.signature(function).parameters.values()
+    places = [each for each in parameters if tyro.conf.Positional in get_args(each.annotation)]
+    stray = names[len(places) :]
+    if not stray or any(get_origin(get_args(each.annotation)[0]) is tuple for each in places):
+        return
+    rule = f"{stray[0]!r} follows {program}, which takes only options"
+    if places:
+        what = places[0].name
+        rule = f"{stray[0]!r} follows the {what} {names[0]}: only the {what} needs no option"
+    fix = "leave it out, or take an option"
+    if function.__name__ in STRAY:
+        kept = names[: len(places)]
+        fixed = shlex.join([*kept, STRAY[function.__name__], *stray])
+        fix = f"write `{program} {fixed}`, or take another option"
+    raise UserError(f"{rule}; {fix} of `{program} --help`")
 
 
 def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Callable[..., None]:

@@ -172,6 +172,12 @@ def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
     program, entry = "deepbregman study", load_catalogue().get(words[0]) if words else None
     if entry is None:
         return study, program, words
+    if len(words) > 1 and not words[1].startswith("-"):
+        option = "--recipes" if isinstance(entry, Study) and entry.recipes else "--recipe"
+        raise UserError(
+            f"{words[1]!r} follows the study {entry.name}: only the study needs no option; a "
+            f"recipe needs {option}, a dataset --data, and the name of an arm --only"
+        )
     _, about = (study.__doc__ or "").split("\n", 1)
     run = functools.wraps(study)(lambda *given, **options: study(*given, **options))
     run.__doc__ = f"{entry.title}\n\n    {describe_arms(entry)}\n{about}"
