@@ -158,16 +158,16 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("line", "words"),
         [
-            ("bench tiny", "follows deepbregman bench, which takes only options; write `deepbregman "
-             "bench --scale tiny`, or take another option of `deepbregman bench --help`"),
+            ("bench tiny", "follows deepbregman bench, which takes only options; write "
+             "`deepbregman bench --scale tiny`, or take another option of `deepbregman bench"),
             ("quickstart tiny", "follows deepbregman quickstart, which takes only options; leave"),
             ("tune digits tiny", "write `deepbregman tune digits --data tiny`"),
-            ("recipes paper tiny", "follows the name paper: only the name needs no option; leave it"),
+            ("recipes paper tiny", "follows the name paper: only the name needs no option; leave"),
             ("data list tiny", "follows deepbregman data list, which takes only options"),
             ("data check photos tiny", "follows the name photos: only the name needs no option"),
             ("study tsne tiny --images 9", "write `deepbregman study tsne --runs tiny`"),
-            ("study kappa tiny", "follows the study kappa: only the study needs no option; a recipe "
-             "needs --recipe, a dataset --data"),
+            ("study kappa tiny", "follows the study kappa: only the study needs no option; a "
+             "recipe needs --recipe, a dataset --data"),
             ("study comparison tiny best", "a recipe needs --recipes, a dataset --data"),
         ],
     )  # fmt: skip
