@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from typing import NoReturn
 
@@ -158,6 +159,15 @@ def test_every_way_to_name_an_image(run, photos, loads, query):
     assert np.array_equal(first.query.pixels, second.query.pixels)
     assert second.query.pixels.shape == (9, 8, 3)
     assert ask(run, photos, str(photos / second.query.name)).query.name == second.query.name
+    assert len(loads) == 1
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_an_accent_may_be_a_letter_of_its_own(run, photos, loads, forms):
+    stored, typed = (unicodedata.normalize(form, "left/é.png") for form in forms)
+    (photos / "left" / "0.png").rename(photos / stored)
+    for _ in range(2):  # by the networks, then by the index
+        assert ask(run, photos, typed).query.name == stored
     assert len(loads) == 1
 
 

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from deepbregman.data.datasets import expand_home
 from deepbregman.data.decoding import decode_frame
 from deepbregman.data.folders import Listing
+from deepbregman.data.labels import join_accents
 from deepbregman.errors import UserError, notify
 from deepbregman.files import digest, digest_files, replace_file
 from deepbregman.runs import Run, list_versions
@@ -112,10 +113,11 @@ def find_place(words: str, splits: Mapping[str, Names], data: str) -> tuple[str,
                 if os.path.basename(other) == path.name and os.path.realpath(other) == real:
                     return name, index
         return None
-    for name in reversed(list(splits)):  # the test split first
-        names = splits[name].names
-        if names is not None and words in names:
-            return name, names.index(words)
+    for write in (str, join_accents):  # first as it is
+        for name in reversed(list(splits)):  # the test split first
+            names = list(map(write, splits[name].names or ()))
+            if write(words) in names:
+                return name, names.index(write(words))
     raise refuse_query(words, data)
 
 
