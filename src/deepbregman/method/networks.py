@@ -113,11 +113,29 @@ class Encoder(nn.Module):
         return images.contiguous(memory_format=torch.channels_last)
 
 
-class SmallTrunk(nn.Sequential):
-    """Convolutions, pooled; each ReLU ends a stage."""
+SMALL_STAGES = ((32, 1), (64, 2), (128, 1), (128, 2))
+"""Width and stride of each convolution of the small trunk."""
 
-    num_features = 0
-    stage_widths: tuple[int, ...] = ()
+
+class SmallTrunk(nn.Sequential):
+    """Convolutions for thumbnails, pooled: an epoch takes a second or so on a CPU.
+
+    Each ReLU ends a stage.
+    """
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        channels = 3
+        for width, stride in SMALL_STAGES:
+            layers += [
+                nn.Conv2d(channels, width, kernel_size=3, stride=stride, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+            ]
+            channels = width
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.num_features = channels
+        self.stage_widths = tuple(width for width, _ in SMALL_STAGES)
 
     def forward_with_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return (N, d), and the map of each convolution."""
@@ -127,27 +145,6 @@ class SmallTrunk(nn.Sequential):
             if isinstance(part, nn.ReLU):
                 maps.append(found)
         return found, maps
-
-
-SMALL_STAGES = ((32, 1), (64, 2), (128, 1), (128, 2))
-"""Width and stride of each convolution of the small trunk."""
-
-
-def _build_small() -> SmallTrunk:
-    """Build a convolutional trunk for thumbnails, a second or so per epoch on a CPU."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for width, stride in SMALL_STAGES:
-        layers += [
-            nn.Conv2d(channels, width, kernel_size=3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-        ]
-        channels = width
-    trunk = SmallTrunk(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    trunk.num_features = channels
-    trunk.stage_widths = tuple(width for width, _ in SMALL_STAGES)
-    return trunk
 
 
 class ColourTrunk(nn.Module):
@@ -288,7 +285,7 @@ def build_encoder(
 
         resnet = ResNet(*LAYERS[name], stem)
         return Encoder(resnet, resnet.num_features, mean, deviation)
-    small = _build_small()
+    small = SmallTrunk()
     return Encoder(small, small.num_features, mean, deviation)
 
 
