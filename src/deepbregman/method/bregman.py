@@ -18,6 +18,12 @@ Generator = Callable[[Tensor], Tensor]
 """A convex function phi: (..., d) -> (...)."""
 
 Number = float | Tensor
+_ENTRIES = 2**24
+"""Numbers of a matrix that are copied to float64 at a time, which takes 128 MiB."""
+_SAMPLE = 512
+"""Rows of scores from which their rank is found."""
+_ROUNDING = 1e-6
+"""Largest error, as a share of the largest score, that counts as rounding."""
 
 
 def require_positive(name: str, value: Number) -> None:
@@ -219,12 +225,6 @@ def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Ten
         return (top[:, None] - tangents.heights(reduced)).clamp_min(0.0)
 
     return diverge
-
-
-_ENTRIES = 2**24  # numbers at a time: 128 MiB in float64
-_SAMPLE = 512
-"""Rows that show the rank of scores."""
-_ROUNDING = 1e-6
 
 
 def split_rows(rows: Tensor) -> tuple[Tensor, ...]:
