@@ -216,19 +216,19 @@ class Views(nn.Module):
             views = resample(images, top, left, height, width, self.size, flipped, precision)
             shape = views.shape
             views = views.flatten(0, 1)  # (M * N, C, size, size)
-            of = ViewParameters(*(value.flatten(0, 1) for value in parameters))  # (M * N,) each
+            flat = ViewParameters(*(value.flatten(0, 1) for value in parameters))  # (M * N,) each
             if self.rotation > 0:
-                views = rotate_images(views, of.angle)
+                views = rotate_images(views, flat.angle)
             if self.jitter_probability > 0:
-                factors = torch.stack((of.brightness, of.contrast, of.saturation), dim=-1)
-                hue = of.hue if self.jitter[HUE] > 0 else None
-                views = jitter_images(views, factors, hue, of.order)
+                factors = torch.stack((flat.brightness, flat.contrast, flat.saturation), dim=-1)
+                hue = flat.hue if self.jitter[HUE] > 0 else None
+                views = jitter_images(views, factors, hue, flat.order)
             if self.greyscale > 0:
-                views = greyscale_images(views, of.grey)
+                views = greyscale_images(views, flat.grey)
             if any(self.blur):
-                views = blur_images(views, of.blur_sigma, self.blur_radius, precision)
+                views = blur_images(views, flat.blur_sigma, self.blur_radius, precision)
             if any(self.solarise):
-                views = solarise_images(views, of.solarised)
+                views = solarise_images(views, flat.solarised)
             return views.float().clamp_(0, 1).view(shape)  # weights sum to 1 only up to rounding
 
     def forward(

@@ -65,15 +65,15 @@ class MemoryContrast(nn.Module):
         if self.loss == "softmax":
             rest = negative.masked_fill(itself, -torch.inf).logsumexp(dim=1)
             return F.softplus(rest - positive).mean()
-        log_normaliser = self._normalise(negative.detach())
+        log_normaliser = self._find_log_normaliser(negative.detach())
         noise = math.log(len(others) / self.num_images)  # m P_n
         of_own = F.logsigmoid(positive - log_normaliser - noise)
         of_others = F.logsigmoid(log_normaliser + noise - negative).sum(dim=1)
         return -(of_own + of_others).mean()
 
     @torch.no_grad()
-    def _normalise(self, negative: Tensor) -> Tensor:
-        """Return the logarithm of the normaliser; the first batch sets it."""
+    def _find_log_normaliser(self, negative: Tensor) -> Tensor:
+        """Return the logarithm of the normaliser, which the first batch sets."""
         estimate = negative.logsumexp((0, 1)) + math.log(self.num_images / negative.numel())
         chosen = torch.where(self.batches > 0, self.log_normaliser, estimate)
         if self.training:

@@ -48,7 +48,7 @@ class PIRL(Objective, settings=PIRLSettings):
         h, z = self.embed(views.main[:1])
         drawn = samples.random[: -self.settings.negatives].view(len(samples.indices), -1, 3)
         mine = drawn[samples.first : samples.first + z.shape[1]]  # (n, P, 3)
-        puzzle = self._solve(views.main[1], mine)  # (n, d)
+        puzzle = self._embed_puzzle(views.main[1], mine)  # (n, d)
         both = gather(torch.cat([z, puzzle[None]]))
         units = F.normalize(widen(both), dim=2)  # (2, N, d): image, puzzle
         own = self.bank.recall(samples.indices)
@@ -61,15 +61,18 @@ class PIRL(Objective, settings=PIRLSettings):
             self.bank.remember(samples.indices, units[0].detach())
         return Outputs({"puzzle": shuffled, "image": image}, units, own[None], h.detach())
 
-    def _solve(self, images: Tensor, random: Tensor) -> Tensor:
-        """Embed puzzles (n, d) of images (n, 3, S, S); ``random`` (n, P, 3) shuffles them."""
+    def _embed_puzzle(self, images: Tensor, random: Tensor) -> Tensor:
+        """Cut images (n, 3, S, S) into puzzles and embed these, (n, d).
+
+        ``random`` (n, P, 3) are uniforms in [0, 1): the order of the patches, and their places.
+        """
         grid = self.settings.grid
         side = self.settings.piece_side(images.shape[-1])
         patches = shuffle_patches(images, random[..., 0], random[..., 1:], grid, side)
         with self.autocast():
             found = self.patch_head(self.encoder(patches.flatten(0, 1)))  # (n * P, d)
-            solved: Tensor = self.puzzle_head(found.view(len(images), -1))
-        return solved
+            embedding: Tensor = self.puzzle_head(found.view(len(images), -1))
+        return embedding
 
 
 def contrast_with_memory(

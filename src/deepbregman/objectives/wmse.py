@@ -30,12 +30,11 @@ class WMSE(Objective, settings=WMSESettings):
         assert samples.random is not None  # `draw` made it
         h, z = self.embed(views.main)
         z = gather(z)  # (M, N, d)
-        wide, size = widen(z), self.settings.whitening_batch
+        wide = widen(z)
+        shape = (len(wide), -1, self.settings.whitening_batch, wide.shape[2])  # (M, N / n, n, d)
         losses = []
         for order in samples.random.argsort(dim=1):
-            parts = wide[:, order].view(
-                len(wide), -1, size, wide.shape[2]
-            )  # (M, N / size, size, d)
+            parts = wide[:, order].view(shape)
             white = F.normalize(whiten(parts, self.settings.shrinkage), dim=-1).flatten(1, 2)
             losses += [
                 (first - second).square().sum(dim=1).mean()
