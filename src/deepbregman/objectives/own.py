@@ -7,7 +7,7 @@ only, where the part is given again.
 import contextlib
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,8 @@ from deepbregman.errors import UserError, abbreviate
 from deepbregman.method.networks import Encoder
 from deepbregman.method.views import Views
 
-from .objective import Objective
+from .divergence import DivergenceTerm
+from .objective import Objective, Outputs
 
 Augment = Callable[..., Tensor]
 """Turns a batch of uint8 images (n, 3, H, W), on its device, into one view of each."""
@@ -149,6 +150,93 @@ def _check_constructor(objective: object) -> None:
             f"objective is {abbreviate(objective)}: give a subclass of deepbregman.Objective whose "
             "constructor takes the encoder and the widths of the heads, or a function that makes "
             "one; a method of the package is a recipe"
+        )
+
+
+def check_outputs(outputs: object, name: str, term_names: Sequence[str]) -> None:
+    """Refuse what the ``forward`` of a method of the user's own must not return.
+
+    Args:
+        name: of the method's class.
+        term_names: of its loss terms.
+    """
+    if not isinstance(outputs, Outputs):
+        raise UserError(
+            f"{name}.forward returned {type(outputs).__name__}: it must return deepbregman."
+            "Outputs(terms, student, teacher, representation)"
+        )
+    if not isinstance(outputs.terms, dict):
+        raise UserError(
+            f"{name}.forward returned {type(outputs.terms).__name__} as terms: it must be a "
+            f"dict with the loss terms {', '.join(term_names)}"
+        )
+    if set(outputs.terms) != set(term_names):
+        raise UserError(
+            f"{name}.forward returned the loss terms {', '.join(outputs.terms)}, and its "
+            f"weights are of {', '.join(term_names)}: they must be the same"
+        )
+    for term, value in outputs.terms.items():
+        if not isinstance(value, Tensor):
+            raise UserError(
+                f"{name}.forward returned the loss term {term!r} as {type(value).__name__}: it "
+                "must be a scalar tensor; leave out .item() and float()"
+            )
+        if value.ndim:
+            raise UserError(
+                f"{name}.forward returned the loss term {term!r} of shape "
+                f"{tuple(value.shape)}: it must be a scalar; take its mean"
+            )
+    embeddings = "(M, N, d), the embeddings of M views of N images"
+    for part, views, rule in (
+        ("student", outputs.student, embeddings),
+        ("teacher", outputs.teacher, embeddings),
+        ("representation", outputs.representation, "(M, n, h), the first output of embed"),
+    ):
+        if part == "teacher" and views is None:
+            continue
+        if not isinstance(views, Tensor):
+            raise UserError(
+                f"{name}.forward returned {type(views).__name__} as {part}: it must be a "
+                f"tensor of shape {rule}"
+            )
+        if views.ndim != 3:
+            raise UserError(
+                f"{name}.forward returned {part} of shape {tuple(views.shape)}: it must be {rule}"
+            )
+
+
+def check_divergence_inputs(
+    outputs: Outputs, name: str, divergence: DivergenceTerm, is_taught: bool
+) -> None:
+    """Refuse embeddings of a method of the user's own that the divergence cannot compare.
+
+    Args:
+        name: of the method's class.
+        is_taught: whether a teacher beside the method gives the divergence its targets.
+    """
+    num_views, width = len(outputs.student), outputs.student.shape[-1]
+    if width != divergence.in_features:
+        raise UserError(
+            f"{name} makes embeddings of width {width}, and the divergence beside it takes "
+            f"{divergence.in_features}, by encoder.embedding: build the head with "
+            "deepbregman.build_head, or leave the divergence out with divergence.weight 0"
+        )
+    if is_taught:
+        return
+    if outputs.teacher is not None:
+        if outputs.teacher.shape[1:] != outputs.student.shape[1:]:
+            raise UserError(
+                f"{name}.forward returned teacher of shape {tuple(outputs.teacher.shape)} "
+                f"beside a student of shape {tuple(outputs.student.shape)}: a divergence "
+                "compares them, so both must be embeddings of the same images, of the same "
+                "width, and gathered from all processes"
+            )
+    elif divergence.needs_target or num_views < 2:
+        needs = "targets" if divergence.needs_target else "two views to compare"
+        raise UserError(
+            f"{name}.forward returned None as teacher and {num_views} views as student, and "
+            f"the divergence beside it needs {needs}: return them, add a [teacher] table, or "
+            "leave the divergence out with divergence.weight 0"
         )
 
 

@@ -11,7 +11,7 @@ from deepbregman.method.networks import Model
 
 from .divergence import DivergenceTerm
 from .objective import Gather, Group, Objective, Outputs, Samples, ViewGroups
-from .own import AnyViews
+from .own import AnyViews, check_divergence_inputs, check_outputs
 from .rotation import RotationTerm
 from .teacher import Teacher, momentum_at
 
@@ -39,7 +39,8 @@ class Step(nn.Module):
 
     Args:
         divergence: the term beside it, or None.
-        teacher: gives the divergence its targets where the method has none; sees the weak views.
+        teacher_settings: of the teacher that gives the divergence its targets where the method has
+            none; it sees the weak views.
         rotation: another term beside it, which sees the small views, or None.
     """
 
@@ -51,7 +52,7 @@ class Step(nn.Module):
         objective: Objective,
         divergence: DivergenceTerm | None,
         gather: Gather = gather_alone,
-        teacher: TeacherSettings | None = None,
+        teacher_settings: TeacherSettings | None = None,
         rotation: RotationTerm | None = None,
     ) -> None:
         super().__init__()
@@ -59,10 +60,10 @@ class Step(nn.Module):
         self.objective = objective
         self.divergence = divergence
         self.rotation = rotation
-        self.teacher_settings = teacher
-        self.teacher = (
-            None if teacher is None else Teacher(self.objective.join_student(), teacher.momentum)
-        )
+        self.teacher_settings = teacher_settings
+        self.teacher: Teacher | None = None
+        if teacher_settings is not None:
+            self.teacher = Teacher(objective.join_student(), teacher_settings.momentum)
         self.gather = gather
         self.weights = dict(objective.weights)
         """Weight of each loss term in the total, by name."""
@@ -107,7 +108,10 @@ class Step(nn.Module):
         outputs: Outputs = self.objective(
             ViewGroups(main, weak, small), self.gather, self._join(samples)
         )
-        self._check(outputs)
+        name, is_taught = type(self.objective).__name__, self.teacher is not None
+        check_outputs(outputs, name, self._method_terms)
+        if self.divergence is not None:
+            check_divergence_inputs(outputs, name, self.divergence, is_taught)
         terms, scores = outputs.terms, None
         targets, same_views = outputs.teacher, self.objective.teaches_same_views
         if self.teacher is not None and weak is not None:  # the teacher beside the method
@@ -127,8 +131,8 @@ class Step(nn.Module):
             total = total + value
         if torch.is_grad_enabled() and not total.requires_grad:
             raise UserError(
-                f"no loss term of {type(self.objective).__name__} depends on a weight that is "
-                "trained: leave out detach() and torch.no_grad() where the loss is computed"
+                f"no loss term of {name} depends on a weight that is trained: leave out detach() "
+                "and torch.no_grad() where the loss is computed"
             )
         return StepOutputs(
             total,
@@ -138,81 +142,6 @@ class Step(nn.Module):
             outputs.representation.detach(),
             scores,
         )
-
-    def _check(self, outputs: Outputs) -> None:
-        """Refuse what a method of the user's own must not return."""
-        name = type(self.objective).__name__
-        if not isinstance(outputs, Outputs):
-            raise UserError(
-                f"{name}.forward returned {type(outputs).__name__}: it must return deepbregman."
-                "Outputs(terms, student, teacher, representation)"
-            )
-        if not isinstance(outputs.terms, dict):
-            raise UserError(
-                f"{name}.forward returned {type(outputs.terms).__name__} as terms: it must be a "
-                f"dict with the loss terms {', '.join(self._method_terms)}"
-            )
-        if set(outputs.terms) != set(self._method_terms):
-            raise UserError(
-                f"{name}.forward returned the loss terms {', '.join(outputs.terms)}, and its "
-                f"weights are of {', '.join(self._method_terms)}: they must be the same"
-            )
-        for term, value in outputs.terms.items():
-            if not isinstance(value, Tensor):
-                raise UserError(
-                    f"{name}.forward returned the loss term {term!r} as {type(value).__name__}: it "
-                    "must be a scalar tensor; leave out .item() and float()"
-                )
-            if value.ndim:
-                raise UserError(
-                    f"{name}.forward returned the loss term {term!r} of shape "
-                    f"{tuple(value.shape)}: it must be a scalar; take its mean"
-                )
-        embeddings = "(M, N, d), the embeddings of M views of N images"
-        for part, views, rule in (
-            ("student", outputs.student, embeddings),
-            ("teacher", outputs.teacher, embeddings),
-            ("representation", outputs.representation, "(M, n, h), the first output of embed"),
-        ):
-            if part == "teacher" and views is None:
-                continue
-            if not isinstance(views, Tensor):
-                raise UserError(
-                    f"{name}.forward returned {type(views).__name__} as {part}: it must be a "
-                    f"tensor of shape {rule}"
-                )
-            if views.ndim != 3:
-                raise UserError(
-                    f"{name}.forward returned {part} of shape {tuple(views.shape)}: it must be "
-                    f"{rule}"
-                )
-        if self.divergence is None:
-            return
-        num_views, width = len(outputs.student), outputs.student.shape[-1]
-        if width != self.divergence.in_features:
-            raise UserError(
-                f"{name} makes embeddings of width {width}, and the divergence beside it takes "
-                f"{self.divergence.in_features}, by encoder.embedding: build the head with "
-                "deepbregman.build_head, or leave the divergence out with divergence.weight 0"
-            )
-        if self.teacher is not None:
-            return
-        if outputs.teacher is not None:
-            if outputs.teacher.shape[1:] != outputs.student.shape[1:]:
-                raise UserError(
-                    f"{name}.forward returned teacher of shape {tuple(outputs.teacher.shape)} "
-                    f"beside a student of shape {tuple(outputs.student.shape)}: a divergence "
-                    "compares them, so both must be embeddings of the same images, of the same "
-                    "width, and gathered from all processes"
-                )
-            return
-        if self.divergence.needs_target or num_views < 2:
-            needs = "targets" if self.divergence.needs_target else "two views to compare"
-            raise UserError(
-                f"{name}.forward returned None as teacher and {num_views} views as student, and "
-                f"the divergence beside it needs {needs}: return them, add a [teacher] table, or "
-                "leave the divergence out with divergence.weight 0"
-            )
 
     def _join(self, samples: Samples) -> Samples:
         """Join the samples of all processes, in the order in which embeddings are joined."""
