@@ -66,9 +66,9 @@ class Lars(MomentumOptimiser):
 
     def move(self, weights: list[list[Tensor]]) -> None:
         """Move the weights of a group together: one by one, a GPU waits for the launches."""
-        for some, group in zip(weights, self.param_groups, strict=True):
-            if some:
-                self._move_group(some, group)
+        for group_weights, group in zip(weights, self.param_groups, strict=True):
+            if group_weights:
+                self._move_group(group_weights, group)
 
     def _move_group(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
@@ -120,7 +120,10 @@ class Muon(MomentumOptimiser):
 
     def move(self, weights: list[list[Tensor]]) -> None:
         """Turn the convolutions and let the rest descend; see :meth:`_update`."""
-        gradients = [[w.grad for w in some if w.grad is not None] for some in weights]
+        gradients = [
+            [weight.grad for weight in group_weights if weight.grad is not None]
+            for group_weights in weights
+        ]
         if all(weight.is_cuda for weight in itertools.chain(*weights)):
             self._replay(weights, gradients)
         else:
@@ -141,20 +144,23 @@ class Muon(MomentumOptimiser):
     def _update(
         self, weights: list[list[Tensor]], gradients: list[list[Tensor]], rates: Sequence[Number]
     ) -> None:
-        for some, theirs, rate, group in zip(
-            weights, gradients, rates, self.param_groups, strict=True
-        ):
-            velocities = self.velocities(some)
+        groups = zip(weights, gradients, rates, self.param_groups, strict=True)
+        for group_weights, updates, rate, group in groups:
+            velocities = self.velocities(group_weights)
             if group["is_convolution"]:
-                for places in _group_by_shape(some):
-                    alike = ([each[i] for i in places] for each in (some, theirs, velocities))
-                    self._turn(*alike, rate=rate, momentum=group["momentum"])
-            elif some:
+                for places in _group_by_shape(group_weights):
+                    of_one_shape = (
+                        [tensors[place] for place in places]
+                        for tensors in (group_weights, updates, velocities)
+                    )
+                    self._turn(*of_one_shape, rate=rate, momentum=group["momentum"])
+            elif group_weights:
                 if group["weight_decay"]:
-                    theirs = list(torch._foreach_add(theirs, some, alpha=group["weight_decay"]))
+                    decay = group["weight_decay"]
+                    updates = list(torch._foreach_add(updates, group_weights, alpha=decay))
                 torch._foreach_mul_(velocities, group["momentum"])
-                torch._foreach_add_(velocities, theirs)
-                torch._foreach_sub_(some, torch._foreach_mul(velocities, rate))
+                torch._foreach_add_(velocities, updates)
+                torch._foreach_sub_(group_weights, torch._foreach_mul(velocities, rate))
 
     def _turn(
         self,
@@ -191,7 +197,7 @@ class _RecordedStep(NamedTuple):
         gradients: list[list[Tensor]],
     ) -> "_RecordedStep":
         """Record an update of weights; nothing moves yet."""
-        places = [[torch.zeros_like(gradient) for gradient in some] for some in gradients]
+        places = [[torch.zeros_like(gradient) for gradient in group] for group in gradients]
         device = next(itertools.chain(*weights)).device
         rates = [torch.zeros((), device=device) for _ in weights]
         graph = torch.cuda.CUDAGraph()
@@ -256,20 +262,20 @@ def split_by_decay(
     return [group for group in groups if group["params"]]
 
 
-def merge_groups(config: OptimiserSettings, groups: Iterable[Group]) -> list[dict[str, Any]]:
+def merge_groups(settings: OptimiserSettings, groups: Iterable[Group]) -> list[dict[str, Any]]:
     """Merge a method's groups into as few as possible: each costs a kernel launch."""
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
-        decay = config.weight_decay if group.decayed else 0.0
-        ways = {name: getattr(group, name) for name in ("rate", "scheduled", "frozen_until")}
-        for part in split_by_decay(group.parameters, decay, config.decay_all):
-            key = (part["weight_decay"], part["is_weight"], *ways.values())
-            merged.setdefault(key, {**part, **ways, "params": []})["params"] += part["params"]
+        decay = settings.weight_decay if group.decayed else 0.0
+        schedule = {name: getattr(group, name) for name in ("rate", "scheduled", "frozen_until")}
+        for part in split_by_decay(group.parameters, decay, settings.decay_all):
+            key = (part["weight_decay"], part["is_weight"], *schedule.values())
+            merged.setdefault(key, {**part, **schedule, "params": []})["params"] += part["params"]
     return list(merged.values())
 
 
-def _split_convolutions(config: OptimiserSettings, group: dict[str, Any]) -> list[dict[str, Any]]:
-    relative = config.convolution_rate / config.learning_rate
+def _split_convolutions(settings: OptimiserSettings, group: dict[str, Any]) -> list[dict[str, Any]]:
+    relative = settings.convolution_rate / settings.learning_rate
     parts = []
     for is_convolution in (False, True):
         chosen = [weight for weight in group["params"] if (weight.ndim == 4) == is_convolution]
@@ -280,42 +286,43 @@ def _split_convolutions(config: OptimiserSettings, group: dict[str, Any]) -> lis
 
 
 def build_optimiser(
-    config: OptimiserSettings, groups: Iterable[Group], device: torch.device
+    settings: OptimiserSettings, groups: Iterable[Group], device: torch.device
 ) -> Optimizer:
     """Build the optimiser; on a GPU its fused form."""
-    merged = merge_groups(config, groups)
-    fused = device.type == "cuda"
-    if config.name == "adam":
-        return torch.optim.Adam(merged, config.learning_rate, betas=config.betas, fused=fused)
-    if config.name == "adamw":
-        return torch.optim.AdamW(merged, config.learning_rate, betas=config.betas, fused=fused)
-    if config.name == "muon":
-        parts = [part for group in merged for part in _split_convolutions(config, group)]
-        return Muon(parts, config.learning_rate, momentum=config.momentum)
-    if config.name == "sgd":
-        return torch.optim.SGD(merged, config.learning_rate, momentum=config.momentum, fused=fused)
-    if config.name == "clipped-lars":
-        return Lars(
-            merged, config.learning_rate, momentum=config.momentum, trust=CLIPPED_TRUST, clip=True
-        )
-    return Lars(merged, config.learning_rate, momentum=config.momentum)
+    merged = merge_groups(settings, groups)
+    fused, rate, momentum = device.type == "cuda", settings.learning_rate, settings.momentum
+    if settings.name == "adam":
+        return torch.optim.Adam(merged, rate, betas=settings.betas, fused=fused)
+    if settings.name == "adamw":
+        return torch.optim.AdamW(merged, rate, betas=settings.betas, fused=fused)
+    if settings.name == "muon":
+        parts = [part for group in merged for part in _split_convolutions(settings, group)]
+        return Muon(parts, rate, momentum=momentum)
+    if settings.name == "sgd":
+        return torch.optim.SGD(merged, rate, momentum=momentum, fused=fused)
+    if settings.name == "clipped-lars":
+        return Lars(merged, rate, momentum=momentum, trust=CLIPPED_TRUST, clip=True)
+    return Lars(merged, rate, momentum=momentum)
 
 
-def learning_rate(config: OptimiserSettings, step: int, steps_per_epoch: int, epochs: int) -> float:
+def learning_rate(
+    settings: OptimiserSettings, step: int, steps_per_epoch: int, epochs: int
+) -> float:
     """Return the learning rate of a step, counted from 0.
 
     Warm-up rises linearly to the full rate; the cosine then falls to 0 at the end of training.
     """
-    warmup = round(config.warmup_epochs * steps_per_epoch)
+    warmup = round(settings.warmup_epochs * steps_per_epoch)
     if step < warmup:
-        return config.learning_rate * compute_warmup(config.warmup_epochs, step, steps_per_epoch)
-    if config.schedule == "cosine":
+        share = compute_warmup(settings.warmup_epochs, step, steps_per_epoch)
+        return settings.learning_rate * share
+    if settings.schedule == "cosine":
         progress = (step - warmup) / max(1, epochs * steps_per_epoch - warmup)
-        return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
-    if config.schedule == "step":
-        passed = sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
-        return config.learning_rate * config.step_factor**passed
-    return config.learning_rate
+        return settings.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if settings.schedule == "step":
+        passed = sum(step >= milestone * steps_per_epoch for milestone in settings.milestones)
+        return settings.learning_rate * settings.step_factor**passed
+    return settings.learning_rate
 
 
 def set_learning_rates(
