@@ -75,6 +75,7 @@ class Pretraining:
         self.num_classes = 0 if labels is None else int(labels.max()) + 1
         self.own, self.callbacks = own, callbacks
         self.loggers: Loggers | None = None
+        self.events: SummaryWriter | None = None
         optimiser, found = run_together(fabric, partial(self._assemble, images, resume))
         self.is_restored = found is not None
         self.notes: list[str] = [] if found is None else found.notes
@@ -186,10 +187,7 @@ class Pretraining:
             warns: tell what the user should look at by a :class:`Notice`, not on the console.
         """
         settings = self.config.training
-        wanted = settings.tensorboard or "tensorboard" in settings.logger
-        writes = wanted and self.fabric.is_global_zero
-        events = partial(open_events, self.run, self.step)
-        writer = run_together(self.fabric, lambda: events() if writes else None)
+        self.events = run_together(self.fabric, self._open_events)
         console = console or Console(quiet=True)
         warn = partial(notify, stacklevel=4)
         display = Display(
@@ -204,26 +202,23 @@ class Pretraining:
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         announces = self.fabric.is_global_zero and not console.quiet
         ends = self._is_over()
-        no_loggers: Record = {} if self.fabric.is_global_zero else {"training.logger": []}
         # Metrics that are lost are told wherever nothing is printed.
-        tell: Callable[[str], None] = warn if console.quiet else display.warn
-        self.loggers = Loggers(self.run, override(self.config, no_loggers), tell)
+        self.loggers = self._open_loggers(warn if console.quiet else display.warn)
         again = name_resume(self.config, self.run.path) if announces else ""
         signals = watch_signals(again, lambda: self._is_compiling)
-        closing_writer = nullcontext() if writer is None else closing(writer)
-        with display, closing_writer, self.loggers, self._leave_if_compiling(), signals as received:
-            run_together(
-                self.fabric, lambda: self._tell("on_start", self.run, self.step, self.total_steps)
-            )
+        closing_events = nullcontext() if self.events is None else closing(self.events)
+        with display, closing_events, self.loggers, self._leave_if_compiling(), signals as received:
+            where = self.run, self.step, self.total_steps
+            run_together(self.fabric, partial(self._call_callbacks, "on_start", *where))
             if self.total_steps == 0 and not self.is_restored:
                 record = {"epoch": 0, "step": 0}
-                close = partial(self._close_epoch, record, monitor, display, writer)
+                close = partial(self._close_epoch, record, monitor, display)
                 run_together(self.fabric, close)
             if not (ends or self._is_compiling) and self.fabric.device.type == "cpu":
                 display.step(self.step)  # so that the first step, which may take minutes, counts
             while not ends:
                 record = self._run_epoch(feed, display, received)
-                close = partial(self._close_epoch, record, monitor, display, writer)
+                close = partial(self._close_epoch, record, monitor, display)
                 run_together(self.fabric, close)
                 ends = self._is_over()
                 self.vote.cast(received)
@@ -232,10 +227,25 @@ class Pretraining:
                     self._stop(self.vote.outcome)
         if self.fabric.is_global_zero:
             self._write_result(record, console)
-        self._tell("on_end", self.run)
+        self._call_callbacks("on_end", self.run)
         if self.vote.outcome:  # a study must not go on with its other runs
             self._leave(self.vote.outcome, "the run is complete")
         return self.run
+
+    def _open_events(self) -> "SummaryWriter | None":
+        """Open the TensorBoard events, in process 0 only and where they are wanted."""
+        settings = self.config.training
+        is_wanted = settings.tensorboard or "tensorboard" in settings.logger
+        if not (is_wanted and self.fabric.is_global_zero):
+            return None
+        return open_events(self.run, self.step)
+
+    def _open_loggers(self, warn: Callable[[str], None]) -> Loggers:
+        """Open the other loggers; those of process 0 write for all."""
+        config = self.config
+        if not self.fabric.is_global_zero:
+            config = override(config, {"training.logger": []})
+        return Loggers(self.run, config, warn)
 
     def _write_result(self, last: Record, console: Console) -> None:
         """Write what pretraining ended with, unless it is written already.
@@ -261,8 +271,8 @@ class Pretraining:
             epochs = self.config.training.epochs
             say(console, f"stopped after epoch {last['epoch']} of {epochs}: {why}")
 
-    def _tell(self, event: str, *details: object) -> None:
-        """Call every callback, in process 0 only."""
+    def _call_callbacks(self, event: str, *details: object) -> None:
+        """Call the method of this name of every callback, in process 0 only."""
         if self.fabric.is_global_zero:
             for callback in self.callbacks:
                 getattr(callback, event)(*details)
@@ -435,13 +445,7 @@ class Pretraining:
             words += self.step_module.warn(record, samples)
         return words
 
-    def _close_epoch(
-        self,
-        record: Record,
-        monitor: Monitor | None,
-        display: Display,
-        writer: "SummaryWriter | None",
-    ) -> None:
+    def _close_epoch(self, record: Record, monitor: Monitor | None, display: Display) -> None:
         """Evaluate the networks, then write and show the epoch's metrics; in process 0 only."""
         if not self.fabric.is_global_zero:
             return
@@ -465,13 +469,13 @@ class Pretraining:
                     ends, record["stopped"] = True, wishes[0]
                     if monitor is not None and not due:
                         record |= monitor(model)
-        self._write_epoch(record, ends, writer)
+        self._write_epoch(record, ends)
         display.epoch(record)
         if "verdict" in record:
             display.verdict(record)
         display.warn_of_epoch(epoch, self._warnings(record))
 
-    def _write_epoch(self, record: Record, is_last: bool, writer: "SummaryWriter | None") -> None:
+    def _write_epoch(self, record: Record, is_last: bool) -> None:
         """Write an epoch's metrics and, where due, checkpoints.
 
         The checkpoint is written last. A run that is killed here resumes after the steps that the
@@ -479,8 +483,8 @@ class Pretraining:
         """
         settings = self.config.training
         self.run.append_metrics(record)
-        if writer is not None:
-            write_events(writer, record)
+        if self.events is not None:
+            write_events(self.events, record)
         if self.loggers is not None:
             self.loggers.write(record)
         if settings.checkpoint_every and record["epoch"] % settings.checkpoint_every == 0:
