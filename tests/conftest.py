@@ -274,7 +274,7 @@ def stop_after(monkeypatch) -> StopAfter:
 
     @contextlib.contextmanager
     def stop(last: int) -> Iterator[None]:
-        show = Display.step
+        show = Display.show_step
 
         def show_and_stop(display: Display, step: int) -> None:
             show(display, step)
@@ -282,7 +282,7 @@ def stop_after(monkeypatch) -> StopAfter:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Display, "step", show_and_stop)
+            patch.setattr(Display, "show_step", show_and_stop)
             yield
 
     return stop

@@ -51,10 +51,10 @@ RECORD = {
 
 def test_the_bar_fits_into_80_columns(clock):
     shown = open_display(force_terminal=True)
-    shown.step(0)
+    shown.show_step(0)
     clock.now = 100.0
-    shown.step(20)
-    shown.epoch(RECORD)
+    shown.show_step(20)
+    shown.show_epoch(RECORD)
     console = Console(file=io.StringIO(), width=80)
     console.print(shown.progress.get_renderable())
     stream = console.file
@@ -78,10 +78,10 @@ def test_a_line_on_a_terminal_fits_into_it(clock, width, line):
     record = {**RECORD, "epoch": 100, "contrastive": 0.5, "divergence": 0.25}
     shown = open_display(force_terminal=True)
     shown.console.width = width
-    shown.epoch(record)
+    shown.show_epoch(record)
     assert printed(shown) == f"epoch  100 of 200  {line}\n"
     shown = open_display()  # a log file has everything
-    shown.epoch(record)
+    shown.show_epoch(record)
     assert printed(shown).endswith(
         "  lr 5.00e-01  rank 12.5  kNN 88.2 %  images/s 1,000  views/s 3,000\n"
     )
@@ -90,10 +90,10 @@ def test_a_line_on_a_terminal_fits_into_it(clock, width, line):
 def test_slow_first_steps_do_not_tell_the_time_left(clock):
     shown = open_display()
     for step, clock.now in enumerate((0.0, 3.0, 3.5)):
-        shown.step(step)
+        shown.show_step(step)
     assert shown.left == ""  # of 3.5 seconds it would be an hour
     clock.now = 6.0
-    shown.step(12)
+    shown.show_step(12)
     assert shown.left == "17 min left"  # 1,988 steps of half a second
 
 
@@ -101,7 +101,7 @@ def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock):
     shown = open_display()
     for step in range(31):  # of 10 seconds
         clock.now = 10.0 * step
-        shown.step(step)
+        shown.show_step(step)
     lines = printed(shown).splitlines()
     assert lines == [
         "epoch    1 of 200, step 6 of 2,000: 5 h 32 min left",
@@ -117,7 +117,7 @@ def test_a_step_of_minutes_is_told_of_too(monkeypatch):
     monkeypatch.setattr(display, "LOOK_SECONDS", 0.01)
     with open_display() as shown:
         began = shown.last_line
-        shown.step(0)
+        shown.show_step(0)
         while len(printed(shown).splitlines()) < 3 and time.monotonic() < began + 240.0:
             time.sleep(0.01)  # no step ends
         assert time.monotonic() - began >= 3 * 0.2  # and no line came early
@@ -135,10 +135,10 @@ def test_a_step_of_minutes_is_told_of_too(monkeypatch):
 )
 def test_the_line_of_an_epoch_tells_it_too(clock, options, epoch, words):
     shown = open_display(**options)
-    shown.step(0)
+    shown.show_step(0)
     clock.now = 100.0
-    shown.step(20)
-    shown.epoch(RECORD | {"epoch": epoch})
+    shown.show_step(20)
+    shown.show_epoch(RECORD | {"epoch": epoch})
     assert printed(shown).splitlines()[-1].startswith(words)
 
 
@@ -146,13 +146,13 @@ def test_on_a_terminal_the_bar_tells_it(clock):
     shown = open_display(force_terminal=True)
     for step in range(13):
         clock.now = 10.0 * step
-        shown.step(step)
+        shown.show_step(step)
     assert printed(shown) == ""
 
 
 def test_views_and_images_are_told_apart(clock):
     shown = open_display()
-    shown.epoch(RECORD | {"epoch": 100})
+    shown.show_epoch(RECORD | {"epoch": 100})
     assert "images/s 1,000  views/s 3,000" in printed(shown)
 
 
@@ -161,7 +161,7 @@ def test_terms_are_shown_as_they_enter_the_total(clock):
     terms = {"contrastive": 0.4, "divergence": 3.0, "usage": 2.0}
     # Of 0.3 units the divergence counts 0.1 on average while it warms up.
     total = 5 * 0.4 + 0.1 * 3.0 - 0.5 * 2.0
-    shown.epoch({"epoch": 1, "total": total, **terms})
+    shown.show_epoch({"epoch": 1, "total": total, **terms})
     words = "loss 1.3000  contrastive 2.0000  divergence 0.3000  usage -1.0000"
     assert words in printed(shown)
 
@@ -171,7 +171,7 @@ def test_a_long_run_gets_one_hint(clock, seconds, hints):
     shown = open_display(force_terminal=True)
     for step in range(8):
         clock.now = seconds * step
-        shown.step(step)
+        shown.show_step(step)
     assert printed(shown).count("at this speed the run takes another") == hints
 
 

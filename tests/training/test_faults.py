@@ -49,14 +49,14 @@ def command(capsys) -> Command:
 
 
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, action: Callable[[], Any]) -> None:
-    plain = Display.step
+    plain = Display.show_step
 
     def acting(display: Display, done: int) -> None:
         plain(display, done)
         if done == step:
             action()
 
-    monkeypatch.setattr(Display, "step", acting)
+    monkeypatch.setattr(Display, "show_step", acting)
 
 
 def saved_step(folder: Path) -> int:

@@ -258,14 +258,14 @@ def test_killed_at_random_moments_thirty_times(command_line, recipe, reference, 
 def test_a_second_process_is_refused_and_the_first_goes_on(
     command_line, recipe, tmp_path, monkeypatch
 ):
-    folder, plain, codes = tmp_path / "run", Display.step, []
+    folder, plain, codes = tmp_path / "run", Display.show_step, []
 
     def meanwhile(display: Display, step: int) -> None:
         plain(display, step)
         if step == 3:
             codes.append(command_line.run(*on(folder)))
 
-    monkeypatch.setattr(Display, "step", meanwhile)
+    monkeypatch.setattr(Display, "show_step", meanwhile)
     run = pretrain(str(recipe), run=folder)
     assert codes == [2]
     assert f"in use by process {os.getpid()} on " in command_line.errors.read_text()

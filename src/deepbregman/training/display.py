@@ -67,11 +67,12 @@ class Display:
         """The first step that was shown, and when: compiling and loading come before it."""
         self.last_line = time.monotonic()
         self.done = 0
-        """Steps."""
+        """Steps that are done."""
         self.left = ""
         """Remaining time of the run, in words; empty until steps have been timed."""
-        self.told_length = False
-        self._one_line, self._ended = threading.Lock(), threading.Event()
+        self.has_checked_length = False
+        """Whether the remaining time has been checked: the user is warned of a long run once."""
+        self._line_lock, self._ended = threading.Lock(), threading.Event()
         self.last_verdict = ""
         self.last_warnings: set[str] = set()
         """Those of the epoch before, without their numbers."""
@@ -90,27 +91,28 @@ class Display:
     def __enter__(self) -> "Display":
         self.progress.start()
         if not self.console.is_terminal:
-            threading.Thread(target=self._keep_telling, daemon=True).start()
+            threading.Thread(target=self._print_positions, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._ended.set()
         self.progress.stop()
 
-    def _keep_telling(self) -> None:
+    def _print_positions(self) -> None:
+        """Look now and then whether a line is due, until the run ends."""
         while not self._ended.wait(LOOK_SECONDS):
-            self._tell_place()
+            self._print_position()
 
-    def step(self, step: int) -> None:
+    def show_step(self, step: int) -> None:
         """Show the number of steps that are done."""
         self.done, left = step, self._estimate_left(step)
         self.left = "" if left is None else f"{format_duration(left)} left"
         self.progress.update(self.task, completed=step, epoch=self._epoch, left=self.left)
-        self._tell_place()
+        self._print_position()
         if left is None or self.first is None:
             return
-        if not self.told_length and time.monotonic() - self.first[1] >= MEASURED_SECONDS:
-            self.told_length = True
+        if not self.has_checked_length and time.monotonic() - self.first[1] >= MEASURED_SECONDS:
+            self.has_checked_length = True
             if left > LONG_SECONDS:
                 self.warn(
                     f"at this speed the run takes another {format_duration(left)}: a GPU, a "
@@ -118,9 +120,9 @@ class Display:
                     "shorten it; the recipe auto with --budget 2h chooses them for you"
                 )
 
-    def _tell_place(self) -> None:
+    def _print_position(self) -> None:
         """Without a terminal, print where the run stands, if no line has come for a minute."""
-        with self._one_line:
+        with self._line_lock:
             if self.console.is_terminal or time.monotonic() - self.last_line < LINE_SECONDS:
                 return
             steps = f"step {self.done:,} of {self.total_steps:,}"
@@ -151,7 +153,7 @@ class Display:
         say(self.console, words)
         self.last_line = time.monotonic()
 
-    def epoch(self, record: Record) -> None:
+    def show_epoch(self, record: Record) -> None:
         """Show the metrics of an epoch, loss terms as they enter the total."""
         values = record | weigh_terms(record, self.weights)
         parts = {
@@ -177,7 +179,7 @@ class Display:
         """Whether an epoch gets a line."""
         return epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0
 
-    def verdict(self, record: Record) -> None:
+    def show_verdict(self, record: Record) -> None:
         """Say how training goes, when that is another word than before or the last one."""
         word = record["verdict"]
         if word != self.last_verdict or record["epoch"] == self.epochs:

@@ -220,14 +220,14 @@ class Guard:
         self.skipped = 0
         self.skipped_in_epoch = 0
         self.skipped_last = False
-        self._first, self._sound_at = 0, -1
+        self._first_step, self._checked_step = 0, -1
         # For each loss, how many steps its running sum has been finite.
         self._finite = torch.zeros(len(term_names), dtype=torch.int64, device=fabric.device)
         self._buffers: list[Tensor] = []
 
     def start_counting(self, step: int) -> None:
         """Count finite steps from this one on."""
-        self._first = step
+        self._first_step = step
         self._finite.zero_()
 
     def count(self, sums: Tensor) -> None:
@@ -265,10 +265,10 @@ class Guard:
 
     def check(self, step: int) -> None:
         """Stop a run that has diverged by ``step``; the host waits for the device."""
-        if step == self._sound_at:
+        if step == self._checked_step:
             return
         counts = self._finite.tolist()
-        finite = self._first + min(counts)
+        finite = self._first_step + min(counts)
         if finite < step:
             named = zip(self.term_names, counts, strict=True)
             first = [name for name, count in named if count == min(counts) and name != "total"]
@@ -284,13 +284,13 @@ class Guard:
         # One norm of them all, so that the host waits once.
         if not torch.nn.utils.get_total_norm(floats).isfinite():
             raise Diverged(f"the parameters are not finite after step {step}: {self._advice(step)}")
-        self._sound_at = step
+        self._checked_step = step
 
     def end_epoch(self, steps: int) -> int:
         """Return how many steps of an epoch were not skipped, and reset the count."""
         counted = steps - self.skipped_in_epoch
         if counted == 0:
-            raise self._make_error("no batch of the epoch had a finite loss", self._first)
+            raise self._make_error("no batch of the epoch had a finite loss", self._first_step)
         self.skipped_in_epoch = 0
         return counted
 

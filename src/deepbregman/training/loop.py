@@ -215,7 +215,8 @@ class Pretraining:
                 close = partial(self._close_epoch, record, monitor, display)
                 run_together(self.fabric, close)
             if not (ends or self._is_compiling) and self.fabric.device.type == "cpu":
-                display.step(self.step)  # so that the first step, which may take minutes, counts
+                # So that the first step, which may take minutes, counts.
+                display.show_step(self.step)
             while not ends:
                 record = self._run_epoch(feed, display, received)
                 close = partial(self._close_epoch, record, monitor, display)
@@ -364,7 +365,7 @@ class Pretraining:
         outputs: StepOutputs | None = None
         for _ in range(offset, self.steps_per_epoch):
             outputs = self.advance(feed)
-            display.step(self.step)
+            display.show_step(self.step)
             self.vote.cast(received)
             if self.vote.outcome and self.step % self.steps_per_epoch:  # within the epoch
                 self._stop(self.vote.outcome)
@@ -470,9 +471,9 @@ class Pretraining:
                     if monitor is not None and not due:
                         record |= monitor(model)
         self._write_epoch(record, ends)
-        display.epoch(record)
+        display.show_epoch(record)
         if "verdict" in record:
-            display.verdict(record)
+            display.show_verdict(record)
         display.warn_of_epoch(epoch, self._warnings(record))
 
     def _write_epoch(self, record: Record, is_last: bool) -> None:
