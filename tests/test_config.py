@@ -649,8 +649,8 @@ def test_a_method_of_ones_own_keeps_its_weak_views_without_a_divergence():
     assert "weak_views" not in override(load_recipe("best"), changes).view_groups
     own = override(load_recipe("best"), {**changes, "objective.name": "custom"})
     assert "weak_views" in own.view_groups
-    assert "weak_views.flip" not in own.idle
-    assert "teacher.momentum" in own.idle
+    assert "weak_views.flip" not in own.unused_fields
+    assert "teacher.momentum" in own.unused_fields
 
 
 @settings(max_examples=150)

@@ -291,9 +291,9 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     @functools.wraps(pretrain)
     def with_fields(recipe: Config, run: Path | None, **rest: Any) -> Run:
         folder = run or name_run_folder(Path(name).stem)
-        given, idle = find_given(recipe, words), recipe.idle
-        for field in sorted(given.keys() & idle.keys()):
-            notify(f"{field} is not used in this training, since {idle[field]}", stacklevel=1)
+        given, unused = find_given(recipe, words), recipe.unused_fields
+        for field in sorted(given.keys() & unused.keys()):
+            notify(f"{field} is not used in this training, since {unused[field]}", stacklevel=1)
         if name == AUTO:
             return pretrain(AUTO, run=folder, changes=given, **rest)
         return pretrain(recipe, run=folder, **rest)

@@ -195,7 +195,7 @@ class Section:
             object.__setattr__(self, name, make_floats(value, hint))
 
     @property
-    def idle(self) -> dict[str, str]:
+    def unused_fields(self) -> dict[str, str]:
         """Fields that training does not use with these settings, and why."""
         return {}
 

@@ -98,7 +98,7 @@ class ViewSettings(Section, table="views"):
                 )
 
     @property
-    def idle(self) -> dict[str, str]:
+    def unused_fields(self) -> dict[str, str]:
         """Fields that training does not use with these settings, and why."""
         found = {}
         if self.jitter_probability == 0.0:
@@ -254,7 +254,7 @@ class DivergenceSettings(Section):
         return self.weight > 0.0 or self.info_nce > 0.0
 
     @property
-    def idle(self) -> dict[str, str]:
+    def unused_fields(self) -> dict[str, str]:
         """Fields that training does not use with these settings, and why."""
         if not self.is_on:
             names = {each.name for each in fields(self)} - {"weight", "info_nce"}
@@ -351,7 +351,7 @@ class OptimiserSettings(Section):
             )
 
     @property
-    def idle(self) -> dict[str, str]:
+    def unused_fields(self) -> dict[str, str]:
         """Fields that training does not use with these settings, and why."""
         unused = ["momentum"] if self.name in ("adam", "adamw") else ["betas"]
         unused += [] if self.name == "muon" else ["convolution_rate"]
@@ -472,10 +472,13 @@ class Config:
         ):
             if not suits:
                 raise UserError(f"views.num_views is {count}: the method {objective.name} {rule}")
+        taken = set(objective.groups)
+        if self.teacher is not None:
+            taken.add("weak_views")
+        if self.rotation is not None:
+            taken.add("small_views")
         for group in self.view_groups.values():
-            takes = objective.groups + (() if self.teacher is None else ("weak_views",))
-            takes += () if self.rotation is None else ("small_views",)
-            if group.table in OPTIONAL and group.table not in takes:
+            if group.table in OPTIONAL and group.table not in taken:
                 raise UserError(
                     f"[{group.table}] is given, but the method {objective.name} takes no such "
                     "views: leave the table out, or choose another objective"
@@ -534,10 +537,12 @@ class Config:
         return self.teacher is not None or self.objective.has_teacher or self.objective.has_memory
 
     @property
-    def idle(self) -> dict[str, str]:
+    def unused_fields(self) -> dict[str, str]:
         """Fields that training does not use with these settings, by dotted name, and why."""
         sections = [section for name in SECTIONS if (section := getattr(self, name)) is not None]
-        found = {f"{s.table}.{name}": why for s in sections for name, why in s.idle.items()}
+        found = {
+            f"{s.table}.{name}": why for s in sections for name, why in s.unused_fields.items()
+        }
         if self.divergence.is_on and not self.has_targets:
             found["divergence.centring"] = f"the method {self.objective.name} has no teacher"
         if not self.divergence.is_on:
@@ -559,14 +564,12 @@ class Config:
         Without a divergence the teacher is not used. The views that it sees are then not made,
         unless the method takes them, too.
         """
-        groups = (self.views, self.weak_views, self.small_views)
-        idle = self.teacher is not None and not self.divergence.is_on
-        idle = idle and WeakViewSettings.table not in self.objective.groups
-        return {
-            group.table: group
-            for group in groups
-            if group is not None and not (idle and group is self.weak_views)
-        }
+        weak_views = self.weak_views
+        is_teacher_off = self.teacher is not None and not self.divergence.is_on
+        if is_teacher_off and WeakViewSettings.table not in self.objective.groups:
+            weak_views = None
+        groups = (self.views, weak_views, self.small_views)
+        return {group.table: group for group in groups if group is not None}
 
     @property
     def view_size(self) -> int:

@@ -70,7 +70,7 @@ class DivergenceTerm(nn.Module):
             self.weights["usage"] = -settings.usage_bonus
         self.term_names = tuple(self.weights)
         # Only where it is used: several processes wait for the gradient of every parameter.
-        learns = settings.learn_sigma and "learn_sigma" not in settings.idle
+        learns = settings.learn_sigma and "learn_sigma" not in settings.unused_fields
         self.log_sigma = nn.Parameter(torch.tensor(settings.sigma).log()) if learns else None
         chosen = {name: getattr(settings, name) for name in Numbers._fields}
         chosen["target_smoothing"] = settings.target_smoothing or settings.smoothing

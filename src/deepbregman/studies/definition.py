@@ -531,11 +531,11 @@ def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
 
 def check_used(config: Config, fields: Iterable[str], what: str) -> None:
     """Refuse to vary fields that training does not use: every arm would train the same."""
-    idle = config.idle
+    unused = config.unused_fields
     for name in fields:
-        if name in idle:
+        if name in unused:
             raise UserError(
-                f"{what} varies {name}, which training does not use here, since {idle[name]}: "
+                f"{what} varies {name}, which training does not use here, since {unused[name]}: "
                 "change that with --set, or choose another recipe"
             )
 

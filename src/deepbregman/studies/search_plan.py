@@ -143,8 +143,8 @@ def check_corners(space: Space, base: Config) -> None:
             raise UserError(f"--space reaches {where}, where {error}") from None
     if builds_all:
         # Of the corner that uses most, so that "the weight is 0" is no reason where it is searched.
-        fullest = min(configs, key=lambda config: len(config.idle))
-        unused = set(names).intersection(*(config.idle for config in configs))
+        fullest = min(configs, key=lambda config: len(config.unused_fields))
+        unused = set(names).intersection(*(config.unused_fields for config in configs))
         check_used(fullest, sorted(unused), "--space")
 
 
