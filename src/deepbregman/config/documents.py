@@ -87,22 +87,26 @@ def override(config: Config, changes: Mapping[str, Any]) -> Config:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Turn a configuration into nested tables of plain values; a table that is off is left out."""
-    values: dict[str, Any] = dataclasses.asdict(config)
-    return {
-        key: {k: list(v) if isinstance(v, tuple) else v for k, v in value.items()}
-        if isinstance(value, dict)
-        else value
-        for key, value in values.items()
-        if value is not None
-    }
+    values: dict[str, Any] = {}
+    for key, value in dataclasses.asdict(config).items():
+        if isinstance(value, dict):
+            values[key] = {
+                name: list(field) if isinstance(field, tuple) else field
+                for name, field in value.items()
+            }
+        elif value is not None:
+            values[key] = value
+    return values
 
 
 def fields_of(config: Config) -> dict[str, Any]:
     """Return the value of every field by its dotted name."""
     flat: dict[str, Any] = {}
     for key, value in to_dict(config).items():
-        is_section = isinstance(value, dict)
-        flat |= {f"{key}.{name}": v for name, v in value.items()} if is_section else {key: value}
+        if isinstance(value, dict):
+            flat |= {f"{key}.{name}": field for name, field in value.items()}
+        else:
+            flat[key] = value
     return flat
 
 
