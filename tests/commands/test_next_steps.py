@@ -15,7 +15,7 @@ from deepbregman.commands.pretrain import pretrain, suggest_next
 from deepbregman.config import override
 from deepbregman.runs import Run, collect_provenance
 from deepbregman.training import checkpoints
-from deepbregman.training.faults import name_resume
+from deepbregman.training.faults import format_resume_command
 
 
 def test_an_unfinished_run_is_exported_with_a_warning(command, short_run, tmp_path):
@@ -87,7 +87,7 @@ def test_only_data_with_labels_are_to_be_evaluated(short_config, tmp_path, kind,
     evaluate = ["evaluate", str(run.path)]
     expected = {"evaluate": [evaluate, explore], "explore": [explore, label]}
     assert [shlex.split(command) for command in suggest_next(run)] == expected[next_verb]
-    again = shlex.split(name_resume(config, run.path))
+    again = shlex.split(format_resume_command(config, run.path))
     assert again == ["deepbregman", "pretrain", "--resume", str(run.path)]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from deepbregman.config import load_recipe, override
 from deepbregman.launching import LAUNCHER
-from deepbregman.training.faults import StoppedAtOnce, name_resume, watch_signals
+from deepbregman.training.faults import StoppedAtOnce, format_resume_command, watch_signals
 
 ANNOUNCED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 WATCHED = (signal.SIGTERM, signal.SIGINT, *ANNOUNCED)
@@ -250,10 +250,14 @@ def test_the_command_that_continues_a_run_has_its_processes(monkeypatch):
         ("LOCAL_WORLD_SIZE", 4),
     ):
         monkeypatch.setenv(name, str(number))
-    assert name_resume(config, Path("runs/a")) == f"{again}, by torchrun or srun as before"
+    assert (
+        format_resume_command(config, Path("runs/a")) == f"{again}, by torchrun or srun as before"
+    )
     monkeypatch.setenv(LAUNCHER, "1")
-    assert name_resume(config, Path("runs/a")) == f"{again} --devices 4 --nodes 2"
+    assert format_resume_command(config, Path("runs/a")) == f"{again} --devices 4 --nodes 2"
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert name_resume(config, Path("runs/a")) == f"{again} --devices 4"
+    assert format_resume_command(config, Path("runs/a")) == f"{again} --devices 4"
     own = override(config, {"views.custom": True})
-    assert "deepbregman.resume('runs/a', ...) in Python" in name_resume(own, Path("runs/a"))
+    assert "deepbregman.resume('runs/a', ...) in Python" in format_resume_command(
+        own, Path("runs/a")
+    )

@@ -16,7 +16,7 @@ from deepbregman.data.folders import Listing
 from deepbregman.errors import UserError, notify, require_known, require_list
 from deepbregman.runs import Run, is_complete
 from deepbregman.terminal import ReportProgress, count_words, ignore_progress
-from deepbregman.training.faults import name_resume
+from deepbregman.training.faults import format_resume_command
 
 from .features import Features, SplitFeatures, compute_features
 from .inputs import LoadedRun, load_run
@@ -115,7 +115,7 @@ def open_run(
     is_finished = loaded.epoch >= epochs or is_complete(run)
     if not is_finished:
         words = f"its encoder has seen {loaded.epoch:.4g} of {count_words(epochs, 'epoch')}"
-        again = name_resume(loaded.config, run.path)
+        again = format_resume_command(loaded.config, run.path)
         notify(f"run {run.path} is not finished: {words}; to continue it: {again}", stacklevel=4)
     return OpenedRun(loaded, opened, name, changed, is_finished)
 

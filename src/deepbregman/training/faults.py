@@ -146,7 +146,7 @@ def _answer_at_once(
         os.close(writing)
 
 
-def name_resume(config: Config, folder: Path) -> str:
+def format_resume_command(config: Config, folder: Path) -> str:
     """Return the command that continues a run, or the call, if a part is the user's own code."""
     named = (config.data.source, config.encoder.name, config.objective.name)
     if "custom" in named or any(group.custom for group in config.view_groups.values()):
@@ -162,7 +162,7 @@ def name_resume(config: Config, folder: Path) -> str:
 @contextmanager
 def explain_faults(config: Config, folder: Path) -> Iterator[None]:
     """Explain to the user how the disk, the memory or a second Ctrl-C stopped a run."""
-    command = name_resume(config, folder)
+    command = format_resume_command(config, folder)
     try:
         yield
     except KeyboardInterrupt as error:

@@ -36,7 +36,7 @@ from .checkpoints import FoundCheckpoint
 from .devices import device_name, is_mixed, measure_peak_memory, reset_peak_memory
 from .display import Display, open_events, write_events
 from .fabric import Fabric
-from .faults import Guard, Interrupted, StoppedAtOnce, name_resume, watch_signals
+from .faults import Guard, Interrupted, StoppedAtOnce, format_resume_command, watch_signals
 from .health import Health, judge, should_stop
 from .loggers import Loggers
 from .optimisers import build_optimiser, set_learning_rates
@@ -204,7 +204,7 @@ class Pretraining:
         ends = self._is_over()
         # Metrics that are lost are told wherever nothing is printed.
         self.loggers = self._open_loggers(warn if console.quiet else display.warn)
-        again = name_resume(self.config, self.run.path) if announces else ""
+        again = format_resume_command(self.config, self.run.path) if announces else ""
         signals = watch_signals(again, lambda: self._is_compiling)
         closing_events = nullcontext() if self.events is None else closing(self.events)
         with display, closing_events, self.loggers, self._leave_if_compiling(), signals as received:
@@ -400,7 +400,7 @@ class Pretraining:
 
     def _leave(self, number: int, advice: str | None = None) -> NoReturn:
         if self.fabric.is_global_zero:
-            again = f"continue with: {name_resume(self.config, self.run.path)}"
+            again = f"continue with: {format_resume_command(self.config, self.run.path)}"
             raise Interrupted(number, advice or again)
         raise ReportedElsewhere(128 + number)
 
