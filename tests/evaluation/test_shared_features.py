@@ -70,8 +70,8 @@ def arrays() -> ArrayImages:
 def seen_by(
     devices: int, images: Images, model: Model, config: Config, **more: object
 ) -> SplitFeatures:
-    helpers = (CPU,) * (devices - 1)
-    return SplitFeatures(model, config, Split(images), CPU, helpers=helpers, **more)
+    other_devices = (CPU,) * (devices - 1)
+    return SplitFeatures(model, config, Split(images), CPU, other_devices=other_devices, **more)
 
 
 @pytest.mark.parametrize("devices", [2, 5])
@@ -115,7 +115,7 @@ def test_threads_of_gpus_find_what_one_finds(resident, files, model, config):
     first, last = torch.device("cuda"), torch.device("cuda", torch.cuda.device_count() - 1)
     model = copy.deepcopy(model).to(first)
     alone = SplitFeatures(model, config, Split(files), first)
-    together = SplitFeatures(model, config, Split(files), first, helpers=(last,))
+    together = SplitFeatures(model, config, Split(files), first, other_devices=(last,))
     for one, shared in zip(alone.features, together.features, strict=True):
         assert shared.device == one.device
         assert torch.equal(one, shared)
@@ -240,12 +240,12 @@ def test_embed_writes_the_same_file(short_run, few_digits, tmp_path, command):
 
 
 def test_protocols_measure_the_same(few, short_run):
-    shared = replace(few, helpers=(CPU,))
+    shared = replace(few, other_devices=(CPU,))
     for split in ("train", "test"):
         one, two = getattr(few, split), getattr(shared, split)
         assert torch.equal(one.features.representation, two.features.representation)
     assert pack(shared.of(shared.source.test).labels) == pack(few.test.labels)
-    assert load_run(short_run, "cpu", devices=3).helpers == (CPU, CPU)
+    assert load_run(short_run, "cpu", devices=3).other_devices == (CPU, CPU)
 
 
 @pytest.mark.parametrize(

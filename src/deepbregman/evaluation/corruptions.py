@@ -95,7 +95,7 @@ def corruptions(evaluation: Evaluation) -> list[Record]:
             for number, strength in enumerate(strengths, start=1):
                 size, change = labelled.config.data.image_size, corrupt(name, strength, seed)
                 features = compute_features(
-                    labelled.model, labelled.test.shared, size, change=change
+                    labelled.model, labelled.test.shared_batches, size, change=change
                 )
                 found[f"{name} {number}"] = measure(classifiers, features.require_finite())
                 done += 1

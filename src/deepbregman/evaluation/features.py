@@ -18,7 +18,7 @@ from deepbregman.terminal import ignore_progress
 
 from .classes import FeatureBank
 from .feature_cache import FeatureCache
-from .frozen import Outputs, SharedBatches, map_batches
+from .frozen import BatchOutputs, SharedBatches, map_batches
 from .results import measure_accuracies
 
 BATCH_SIZE = 512
@@ -65,7 +65,7 @@ def compute_features(
         change: applied to each batch of views, such as a corruption.
     """
 
-    def encode(model: Model, batch: Batch, number: int) -> Outputs:
+    def encode(model: Model, batch: Batch, number: int) -> BatchOutputs:
         view = centre_view(batch.images, batch.sizes, image_size)
         h, z, o = model(view if change is None else change(view, number))
         return h, o, z
@@ -102,7 +102,7 @@ class SplitFeatures:
     """Called while the features are computed."""
     cache: FeatureCache | None = None
     """Cache from which features are read, or to which they are written."""
-    helpers: tuple[torch.device, ...] = ()
+    other_devices: tuple[torch.device, ...] = ()
     """Further devices that share the images when features are computed."""
 
     @cached_property
@@ -117,11 +117,11 @@ class SplitFeatures:
         return batch_images(self.split.images, self.config, self.device)
 
     @cached_property
-    def shared(self) -> Batches | SharedBatches:
+    def shared_batches(self) -> Batches | SharedBatches:
         """The images for a pass through the networks, dealt out to all devices."""
-        if not self.helpers:
+        if not self.other_devices:
             return self.batches
-        devices = (self.device, *self.helpers)
+        devices = (self.device, *self.other_devices)
         return SharedBatches(self.split.images, self.config, devices, BATCH_SIZE)
 
     @cached_property
@@ -132,7 +132,9 @@ class SplitFeatures:
         if found is not None and {"representation", "embedding"} <= found.keys():
             return Features(found["representation"], found.get("scores"), found["embedding"])
         size = self.config.data.image_size
-        features = compute_features(self.model, self.shared, size, self.progress).require_finite()
+        features = compute_features(
+            self.model, self.shared_batches, size, self.progress
+        ).require_finite()
         if cache is not None:
             parts = features._asdict().items()
             cache.write(images, {name: part for name, part in parts if part is not None})
@@ -154,11 +156,13 @@ class LabelledFeatures:
     device: torch.device
     balanced: bool = False
     """Whether accuracies are also given as means over the classes."""
-    helpers: tuple[torch.device, ...] = ()
+    other_devices: tuple[torch.device, ...] = ()
 
     def of(self, split: Split) -> SplitFeatures:
         """Return a split with its features."""
-        return SplitFeatures(self.model, self.config, split, self.device, helpers=self.helpers)
+        return SplitFeatures(
+            self.model, self.config, split, self.device, other_devices=self.other_devices
+        )
 
     @cached_property
     def train(self) -> SplitFeatures:

@@ -18,9 +18,9 @@ from deepbregman.errors import UserError
 from deepbregman.method.networks import Model
 from deepbregman.terminal import ignore_progress
 
-Outputs = tuple[Tensor | None, ...]
+BatchOutputs = tuple[Tensor | None, ...]
 """The outputs for a batch: the same number of tensors for every batch, on the batch's device."""
-Work = Callable[[Model, Batch, int], Outputs]
+Work = Callable[[Model, Batch, int], BatchOutputs]
 """Takes the networks on the batch's device, the batch, and its number among all, from 0."""
 
 
@@ -96,7 +96,7 @@ def map_batches(
     batch_size: int,
     work: Work,
     progress: Progress = ignore_progress,
-) -> list[Outputs]:
+) -> list[BatchOutputs]:
     """Apply a function to the frozen networks and every batch; return the outputs in order.
 
     The work must not change the networks, of which every device has a copy.
@@ -117,7 +117,7 @@ def map_batches(
 
 def _map_shares(
     model: Model, batches: SharedBatches, work: Work, progress: Progress
-) -> list[Outputs]:
+) -> list[BatchOutputs]:
     """Run a thread for each device.
 
     The first error of a thread stops the others, as Ctrl-C does, each after its batch.
@@ -129,7 +129,7 @@ def _map_shares(
         share.batches.iterate(torch.arange(share.batches.num_images), batches.batch_size)
         for share in shares
     ]
-    found: dict[int, Outputs] = {}
+    found: dict[int, BatchOutputs] = {}
     done, lock, stop = 0, threading.Lock(), threading.Event()
 
     def serve(share: DeviceShare, network: Model, feed: Iterator[Batch]) -> None:

@@ -87,7 +87,13 @@ class OpenedRun(NamedTuple):
         report = partial(progress, f"features of {name}")
         loaded = self.loaded
         return SplitFeatures(
-            loaded.model, loaded.config, split, loaded.device, report, loaded.cache, loaded.helpers
+            loaded.model,
+            loaded.config,
+            split,
+            loaded.device,
+            report,
+            loaded.cache,
+            loaded.other_devices,
         )
 
 

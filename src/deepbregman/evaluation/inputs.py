@@ -46,7 +46,7 @@ class LoadedRun:
     device: torch.device
     data_fingerprint: str | None = None
     """Fingerprint of the images of pretraining, if it is known."""
-    helpers: tuple[torch.device, ...] = ()
+    other_devices: tuple[torch.device, ...] = ()
     """Further devices that share the images when features are computed."""
 
     @cached_property
@@ -108,11 +108,11 @@ def load_run(
 ) -> LoadedRun:
     """Load a run's networks from its last checkpoint, in evaluation mode."""
     run = Run.open(run)
-    device, *helpers = pick_devices(accelerator, devices)
+    device, *other_devices = pick_devices(accelerator, devices)
     model, config, epoch, data_fingerprint = load_trained(run, device, encoder)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
-    return LoadedRun(run, model, config, epoch, device, data_fingerprint, tuple(helpers))
+    return LoadedRun(run, model, config, epoch, device, data_fingerprint, tuple(other_devices))
 
 
 def open_labelled(config: Config, data: str | None = None) -> Source:
@@ -182,7 +182,7 @@ class Evaluation:
     progress: ReportProgress = ignore_progress
     devices: int | str = 1
     """How many compute features, or ``all``."""
-    references: bool = True
+    with_references: bool = True
     """Also measure what needs no run: raw pixels, guessing, and in transfer random weights. Studies
     do not, or only once: their runs share one dataset."""
     _data_changed: bool | None = field(default=None, init=False)
@@ -252,7 +252,7 @@ class Evaluation:
             _warn_of_training(self.run, loaded.config.data.source, source, name)
         balanced = self.options.balanced or source.has_unequal_classes
         return LabelledFeatures(
-            loaded.model, loaded.config, source, loaded.device, balanced, loaded.helpers
+            loaded.model, loaded.config, source, loaded.device, balanced, loaded.other_devices
         )
 
     def record(self, rows: Sequence[Record], protocol: str) -> list[Record]:

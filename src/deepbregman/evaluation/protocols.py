@@ -77,7 +77,7 @@ def _run_protocols(evaluation: Evaluation) -> list[Record]:
     for name, protocol in chosen.items():
         started = time.monotonic()
         found = protocol.run(evaluation)
-        if name in WITH_REFERENCES and evaluation.references:
+        if name in WITH_REFERENCES and evaluation.with_references:
             found = add_references(found, name, evaluation)
         seconds = round(time.monotonic() - started, 1)
         rows += evaluation.record([{**row, "seconds": seconds} for row in found], name)

@@ -74,7 +74,7 @@ class PixelClassifiers:
         trunk = nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())
         model = Model(Encoder(trunk, 3 * side**2), nn.Sequential(), None).to(labelled.device)
         train, test = (
-            compute_features(model, part.shared, size).representation
+            compute_features(model, part.shared_batches, size).representation
             for part in (labelled.train, labelled.test)
         )
         labels = labelled.train.labels

@@ -178,7 +178,7 @@ def predict(
     return logits
 
 
-Start = Callable[[LabelledFeatures, int], tuple[nn.Module, int]]
+MakeNetwork = Callable[[LabelledFeatures, int], tuple[nn.Module, int]]
 """Makes the network that training starts from, given a seed; returns it with its width."""
 
 
@@ -266,9 +266,9 @@ def semi(evaluation: Evaluation) -> list[Record]:
     return make_rows(seeds)
 
 
-def _choose_starts(evaluation: Evaluation) -> dict[str, Start]:
+def _choose_starts(evaluation: Evaluation) -> dict[str, MakeNetwork]:
     """Return the networks that semi starts from, by their names in rows."""
-    known: dict[str, tuple[str, Start]] = {
+    known: dict[str, tuple[str, MakeNetwork]] = {
         "encoder": ("from encoder", from_encoder),
         "projection": ("from projection layer 1", from_projection),
         "scratch": ("supervised", from_scratch),
@@ -305,8 +305,8 @@ def check_transfer(evaluation: Evaluation) -> None:
 def transfer(evaluation: Evaluation) -> list[Record]:
     """Evaluate on another dataset: frozen, fine-tuned on all labels, and without pretraining."""
     labelled, epochs = evaluation.labelled, evaluation.options.epochs or EPOCHS
-    starts: dict[str, Start] = {"fine-tuned": from_encoder}
-    if evaluation.references:
+    starts: dict[str, MakeNetwork] = {"fine-tuned": from_encoder}
+    if evaluation.with_references:
         starts["supervised"] = from_scratch
     variant, seeds = "linear, cached features", []
     for seed in evaluation.options.each_seed:
@@ -361,7 +361,12 @@ def _check_choice(evaluation: Evaluation, split: Split) -> None:
 
 
 def _measure_variant(
-    evaluation: Evaluation, train: SplitFeatures, start: Start, variant: str, seed: int, epochs: int
+    evaluation: Evaluation,
+    train: SplitFeatures,
+    start: MakeNetwork,
+    variant: str,
+    seed: int,
+    epochs: int,
 ) -> Measurement:
     """Train from one start on one set of labelled images and test; or read the finished result."""
     options = {"start": start.__name__, "epochs": epochs, **asdict(evaluation.options.tuning)}
@@ -371,7 +376,12 @@ def _measure_variant(
 
 
 def _train_and_test(
-    evaluation: Evaluation, train: SplitFeatures, start: Start, variant: str, seed: int, epochs: int
+    evaluation: Evaluation,
+    train: SplitFeatures,
+    start: MakeNetwork,
+    variant: str,
+    seed: int,
+    epochs: int,
 ) -> Measurement:
     labelled, tuning = evaluation.labelled, evaluation.options.tuning
     budget = Budget(epochs, tuning.batch_size, tuning.learning_rate[0], tuning.weight_decay)

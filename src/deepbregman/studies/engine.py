@@ -146,7 +146,7 @@ class EvaluationPlan:
             protocols=self.protocols, data=self.name_images(config), epochs=self.linear_epochs
         )
         splits = self.splits(source, config)
-        evaluation = Evaluation(run, options, self.accelerator, splits, references=False)
+        evaluation = Evaluation(run, options, self.accelerator, splits, with_references=False)
         rows = run_protocols(evaluation)
         return name_top1(rows)
 

@@ -157,7 +157,7 @@ class TableEvaluation(EvaluationPlan):
                     options,
                     self.accelerator,
                     source=None if transfers else source,
-                    references=parts[0].from_scratch or not transfers,
+                    with_references=parts[0].from_scratch or not transfers,
                 )
             )
         return name_top1(row for row in run.evaluations() if row["data"] == run.config.data.source)
