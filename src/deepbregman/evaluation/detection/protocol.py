@@ -31,11 +31,10 @@ from deepbregman.training.randomness import derive_seed
 from .detectors import Detector, build_detector, load_trunk, require_fitting
 from .training import check_settings, detect_all, fine_tune
 
-SETTINGS = (
-    *("iterations", "batch_size", "learning_rate", "image_side", "norm"),
-    *("regions", "proposals", "clip_gradient"),
-)
-"""Options that the numbers of a detector depend on; the first five go into the rows."""
+ROW_OPTIONS = ("iterations", "batch_size", "learning_rate", "image_side", "norm")
+"""Options that go into the rows."""
+ALL_OPTIONS = (*ROW_OPTIONS, "regions", "proposals", "clip_gradient")
+"""Options that the numbers of a detector depend on."""
 
 
 def check_detect(evaluation: Evaluation) -> None:
@@ -69,7 +68,7 @@ def detect(evaluation: Evaluation) -> list[Record]:
         f"{len(voc.train):,} images to train on, {len(voc.test):,} to test on: "
         f"{', '.join(voc.found)}{missing}"
     )
-    details = _select_options(evaluation, SETTINGS[:5]) | {"splits": list(voc.found)}
+    details = _select_options(evaluation, ROW_OPTIONS) | {"splits": list(voc.found)}
     sizes = len(voc.train), len(voc.test)
     seeds: list[list[Measurement]] = []
     per_class: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -98,7 +97,7 @@ def score_detector(
         "architecture": architecture,
         "arm": trunk,
         "seed": seed,
-        **_select_options(evaluation, SETTINGS),
+        **_select_options(evaluation, ALL_OPTIONS),
         "images": hashlib.sha256(names.encode()).hexdigest()[:16],
         "encoder": fingerprint_weights(evaluation.loaded.model.encoder),
     }
