@@ -221,14 +221,10 @@ def check_supervised(evaluation: Evaluation) -> None:
 
 def supervised(evaluation: Evaluation) -> list[Record]:
     """Train the same architecture on all labels from random weights, for reference."""
-    train = evaluation.labelled.train
-    epochs = evaluation.options.epochs or EPOCHS
-    return make_rows(
-        [
-            [_measure_variant(evaluation, train, from_scratch, "from scratch", seed, epochs)]
-            for seed in evaluation.options.each_seed
-        ]
-    )
+    train, epochs = evaluation.labelled.train, evaluation.options.epochs or EPOCHS
+    variant = _Variant("from scratch", train, from_scratch, epochs)
+    seeds = evaluation.options.each_seed
+    return make_rows([[_measure_variant(evaluation, variant, seed)] for seed in seeds])
 
 
 def check_semi(evaluation: Evaluation) -> None:
@@ -259,8 +255,8 @@ def semi(evaluation: Evaluation) -> list[Record]:
             train = labelled.of(split)
             more = {"classes_rounded_up": list(rounded_up)} if rounded_up else {}
             for words, start in starts.items():
-                variant = f"{name}, {words}"
-                one = _measure_variant(evaluation, train, start, variant, seed, epochs)
+                variant = _Variant(f"{name}, {words}", train, start, epochs)
+                one = _measure_variant(evaluation, variant, seed)
                 measured.append(replace(one, details={**one.details, **more}))
         seeds.append(measured)
     return make_rows(seeds)
@@ -308,13 +304,13 @@ def transfer(evaluation: Evaluation) -> list[Record]:
     starts: dict[str, MakeNetwork] = {"fine-tuned": from_encoder}
     if evaluation.with_references:
         starts["supervised"] = from_scratch
-    variant, seeds = "linear, cached features", []
+    variants = [_Variant(name, labelled.train, start, epochs) for name, start in starts.items()]
+    linear, seeds = "linear, cached features", []
     for seed in evaluation.options.each_seed:
-        settings = describe_part(labelled, labelled.source.train, variant, seed, {})
-        fit = partial(measure_on_cached, labelled, seed, name=variant)
+        settings = describe_part(labelled, labelled.source.train, linear, seed, {})
+        fit = partial(measure_on_cached, labelled, seed, name=linear)
         measured = [evaluation.finished.measure(settings, fit)]
-        for name, start in starts.items():
-            measured.append(_measure_variant(evaluation, labelled.train, start, name, seed, epochs))
+        measured += [_measure_variant(evaluation, variant, seed) for variant in variants]
         seeds.append(measured)
     return make_rows(seeds)
 
@@ -360,30 +356,26 @@ def _check_choice(evaluation: Evaluation, split: Split) -> None:
         )
 
 
-def _measure_variant(
-    evaluation: Evaluation,
-    train: SplitFeatures,
-    start: MakeNetwork,
-    variant: str,
-    seed: int,
-    epochs: int,
-) -> Measurement:
+class _Variant(NamedTuple):
+    name: str
+    train: SplitFeatures
+    """The labelled images to train on."""
+    start: MakeNetwork
+    epochs: int
+
+
+def _measure_variant(evaluation: Evaluation, variant: _Variant, seed: int) -> Measurement:
     """Train from one start on one set of labelled images and test; or read the finished result."""
+    name, train, start, epochs = variant
     options = {"start": start.__name__, "epochs": epochs, **asdict(evaluation.options.tuning)}
-    settings = describe_part(evaluation.labelled, train.split, variant, seed, options)
-    work = partial(_train_and_test, evaluation, train, start, variant, seed, epochs)
+    settings = describe_part(evaluation.labelled, train.split, name, seed, options)
+    work = partial(_train_and_test, evaluation, variant, seed)
     return evaluation.finished.measure(settings, work)
 
 
-def _train_and_test(
-    evaluation: Evaluation,
-    train: SplitFeatures,
-    start: MakeNetwork,
-    variant: str,
-    seed: int,
-    epochs: int,
-) -> Measurement:
+def _train_and_test(evaluation: Evaluation, variant: _Variant, seed: int) -> Measurement:
     labelled, tuning = evaluation.labelled, evaluation.options.tuning
+    name, train, start, epochs = variant
     budget = Budget(epochs, tuning.batch_size, tuning.learning_rate[0], tuning.weight_decay)
 
     def train_network(budget: Budget, indices: Tensor | None) -> Classifier:
@@ -401,7 +393,7 @@ def _train_and_test(
             indices=indices,
             mixed=is_mixed(labelled.config, labelled.device),
             progress=evaluation.progress,
-            title=f"{variant}, seed {seed}",
+            title=f"{name}, seed {seed}",
         )
         return network
 
@@ -417,7 +409,7 @@ def _train_and_test(
                 logits = predict(network, train.batches, size, held_out)
                 scores[rate] = top_k_accuracy(logits, truth)
         if not scores:
-            raise Diverged(f"{variant}: every --learning-rate of {tuning.learning_rate} diverges")
+            raise Diverged(f"{name}: every --learning-rate of {tuning.learning_rate} diverges")
         best = max(scores, key=scores.__getitem__)
         budget = replace(budget, learning_rate=best)
         chosen = {"learning_rate": best, "held_out": scores[best]}
@@ -434,7 +426,7 @@ def _train_and_test(
     predicted = logits.argmax(dim=1)
     values = labelled.measure(predicted, logits)
     num_test = len(labelled.test.labels)
-    return Measurement(variant, values, count, num_test, details, chosen, pack(predicted))
+    return Measurement(name, values, count, num_test, details, chosen, pack(predicted))
 
 
 def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
