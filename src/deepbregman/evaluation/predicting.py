@@ -155,6 +155,54 @@ class Prediction:
     learned from them, got right; in per cent. None of a class with one label."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Examples:
+    """The n labelled images that classifiers learn from."""
+
+    features: Features
+    targets: Tensor
+    """(n,) int64 on the CPU, from 0 to C - 1; every class has an image."""
+    num_classes: int
+    """C."""
+    smoothing: float
+    bank: FeatureBank
+
+    def ask(self, classifier: Candidate, rows: Tensor, queries: Features) -> Tensor:
+        """Let a classifier learn from some of the images, and return its logits (Q, C) of others.
+
+        Args:
+            rows: (n,) bool, the images that it learns from. A class of which none is among them is
+                never its answer.
+        """
+        present, truth = torch.unique(self.targets[rows], return_inverse=True)
+        known, count = self.features.select(rows), len(present)
+        found = torch.zeros(len(queries.representation), 1).double()  # nothing to tell apart
+        if count > 1:
+            found = classifier.logits(known, truth, queries, count, self.smoothing, self.bank).cpu()
+        absent = found.amin(dim=1, keepdim=True) - 1e-9  # never the answer
+        logits = absent.repeat(1, self.num_classes)
+        logits[:, present] = found
+        return logits
+
+    def cross_validate(
+        self, classifiers: Sequence[Candidate], folds: Tensor, progress: Progress
+    ) -> Tensor:
+        """Return the logits (M, n, C) that M classifiers learned from the other folds.
+
+        Args:
+            folds: (n,) the fold of each image.
+        """
+        num_folds = int(folds.max()) + 1
+        shape = (len(classifiers), len(folds), self.num_classes)
+        logits = torch.empty(shape, dtype=torch.float64)
+        for fold in range(num_folds):
+            here = folds == fold
+            for index, classifier in enumerate(classifiers):
+                logits[index, here] = self.ask(classifier, ~here, self.features.select(here))
+            progress(fold + 1, num_folds)
+        return logits
+
+
 def predict_labels(
     features: Features,
     labels: Tensor,
@@ -183,32 +231,15 @@ def predict_labels(
     """
     labels = labels.cpu()
     places = (labels >= 0).nonzero().flatten()
-    known = features.select(places)
     taught, targets = torch.unique(labels[places], return_inverse=True)
     bank = FeatureBank.gather(features.representation)
-
-    def ask(classifier: Candidate, rows: Tensor, queries: Features) -> Tensor:
-        present, truth = torch.unique(targets[rows], return_inverse=True)
-        examples, count = known.select(rows), len(present)
-        found = torch.zeros(len(queries.representation), 1).double()  # nothing to tell apart
-        if count > 1:
-            found = classifier.logits(examples, truth, queries, count, smoothing, bank).cpu()
-        absent = found.amin(dim=1, keepdim=True) - 1e-9  # never the answer
-        logits = absent.repeat(1, len(taught))
-        logits[:, present] = found
-        return logits
-
+    examples = _Examples(features.select(places), targets, len(taught), smoothing, bank)
     folds = _draw_folds(len(places), seed)
     fold_sizes = torch.bincount(folds)
     possible = [kind for kind in kinds if kind != "divergence" or features.scores is not None]
     tried = _list_classifiers(possible, len(places) - int(fold_sizes.max()), balanced)
     tried.append(Candidate("guess"))
-    held_out = torch.empty(len(tried), len(places), len(taught), dtype=torch.float64)
-    for fold in range(len(fold_sizes)):
-        here = folds == fold
-        for index, classifier in enumerate(tried):
-            held_out[index, here] = ask(classifier, ~here, known.select(here))
-        progress(fold + 1, len(fold_sizes))
+    held_out = examples.cross_validate(tried, folds, progress)
     sizes = torch.bincount(targets).double()
     weights = (sizes[targets] > 1) / sizes[targets]  # (n,), of the mean over the classes
     weights *= len(targets) / weights.sum()
@@ -238,7 +269,7 @@ def predict_labels(
         for label, share, size in zip(taught, shares, sizes, strict=True)
         if size > 1
     }
-    logits = ask(best.classifier, torch.ones_like(targets, dtype=torch.bool), features)
+    logits = examples.ask(best.classifier, torch.ones_like(targets, dtype=torch.bool), features)
     probabilities = torch.zeros(len(labels), num_classes, dtype=torch.float64)
     probabilities[:, taught] = (logits / best.temperature).softmax(dim=1)
     probabilities[places] = functional.one_hot(labels[places], num_classes).double()
