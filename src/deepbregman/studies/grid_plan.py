@@ -34,14 +34,29 @@ from .definition import (
 )
 
 DEFAULTS: Record = {
-    **{"recipes": [], "unequal": False, "changes": {}, "values": [], "evaluate_on": "test"},
-    **{"linear_epochs": 0, "seeds": 3, "only": []},
+    "recipes": [],
+    "unequal": False,
+    "changes": {},
+    "values": [],
+    "evaluate_on": "test",
+    "linear_epochs": 0,
+    "seeds": 3,
+    "only": [],
 }
+"""Options of a new study, where neither the user nor the study says otherwise."""
 SHAPE = {
     "study": {"name": str, "arms": [{"name": str, "changes": {}}]},
-    **{"provenance": {}, "changes": {}, "base": str, "data": str, "recipe": str},
-    **{"evaluate_on": str, "epochs": int, "seeds": int, "linear_epochs": int},
-    **{"only": [str], "recipes": [str]},
+    "provenance": {},
+    "changes": {},
+    "base": str,
+    "data": str,
+    "recipe": str,
+    "evaluate_on": str,
+    "epochs": int,
+    "seeds": int,
+    "linear_epochs": int,
+    "only": [str],
+    "recipes": [str],
 }
 """Shape of ``study.json``."""
 FIXED = ("recipes", "values", "evaluate_on", "linear_epochs")

@@ -393,8 +393,8 @@ def _compare_measures(
     found = []
     for key, mine in quantities.items():
         *where, protocol, variant, metric = key
-        for of, words, other in MEASURES:
-            if of != protocol or words not in variant:
+        for of_protocol, words, other in MEASURES:
+            if of_protocol != protocol or words not in variant:
                 continue
             against = variant.replace(words, other)
             theirs = quantities.get((*where, protocol, against, metric), {})

@@ -16,8 +16,10 @@ DEEP_DIVERGENCE = tuple(
         series=f"Deep Divergence, {form}, {loss} (supervised)",
         prefix=f"deep-{form}-{loss}-",
         also={
-            **{"objective.name": "deep_divergence", "objective.form": form},
-            **{"objective.loss": loss, "divergence.weight": 0.0},
+            "objective.name": "deep_divergence",
+            "objective.form": form,
+            "objective.loss": loss,
+            "divergence.weight": 0.0,
         },
     )
 )
