@@ -163,8 +163,8 @@ def collect_networks(step: Step) -> State:
 
 def load_networks(step: Step, saved: State, origin: str) -> None:
     """Put the networks of a checkpoint into a step."""
-    mine = select_part(saved.get("objective", {}), "encoder.")
-    fits = not list_misfits(step.objective.encoder.state_dict(), mine)
+    encoder = select_part(saved.get("objective", {}), "encoder.")
+    fits = not list_misfits(step.objective.encoder.state_dict(), encoder)
     more = "; the encoder fits: deepbregman.load_encoder reads it alone" if fits else ""
     for name in NETWORKS:
         load_strictly(getattr(step, name) or nn.Identity(), saved.get(name, {}), origin, more)
@@ -227,8 +227,8 @@ def load_trained(
     saved = _load_last(run, (*(name for name in NETWORKS if name != "rotation"), "epoch"))
     counts = {name: saved.get(name, 0) for name in ("num_images", "num_classes")}
     config = run.config
-    own = [table for table, group in config.view_groups.items() if group.custom]
-    config = override(config, {f"{table}.custom": False for table in own})  # no views are made
+    custom = [table for table, group in config.view_groups.items() if group.custom]
+    config = override(config, {f"{table}.custom": False for table in custom})  # none are made
     if config.objective.name == "custom":
         model = _load_custom(run, saved, encoder)
     else:
@@ -250,11 +250,11 @@ def _load_custom(run: Run, saved: State, encoder: nn.Module | None) -> Model:
     head = build_head(loaded, run.config.encoder)
     state, origin = saved["objective"], str(run.last_checkpoint)
     load_strictly(loaded, select_part(state, "encoder."), origin)
-    own = select_part(state, "projection.")
+    projection = select_part(state, "projection.")
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    if expected != {name: _find_shape(tensor) for name, tensor in own.items()}:
+    if expected != {name: _find_shape(tensor) for name, tensor in projection.items()}:
         return Model(loaded, nn.Sequential(), None)
-    load_strictly(head, own, origin)
+    load_strictly(head, projection, origin)
     settings = run.config.divergence
     if not settings.is_on:
         return Model(loaded, head, None)
