@@ -37,7 +37,7 @@ _ENCODERS = ("resnet18", "small")
 _MEASURED_BATCH = 16  # on a CPU, where the time of a step is in proportion to its batch
 _MEASURED_SECONDS = 2.0  # for each encoder that is tried
 _CHECKED_SHARE, _CHECKED_SECONDS = 0.03, 30.0  # of the limit, and at most, for the chosen one
-_LOOKS = 3  # in so many parts, the fastest of which counts
+_CHECKS = 3  # it is measured so many times within these seconds, and the fastest counts
 _USEFUL_STEPS = 100  # with fewer, the rate of a short run is lowered no further: docs/log.md
 
 
@@ -114,27 +114,7 @@ def make_plan(
     fewest, most = _EPOCHS
     enough = min(most, max(fewest, _IMAGES_SEEN // facts.num_images))
     wanted = given.get("training.epochs", enough)
-    # On a GPU the first encoder is fast enough; weights and a stem are those of a ResNet.
-    start, is_fixed = config.encoder, facts.on_gpu or "encoder.name" in given
-    is_fixed |= start.stem != "auto" or start.weights not in ("auto", "random")
-    too_slow: list[str] = []
-    for name in _ENCODERS:
-        tried = plan.config
-        if "encoder.name" not in given:
-            tried = override(tried, {"encoder.name": name})
-        tried, seconds = _fit_into_memory(tried, given, facts.processes, measure)
-        tried, seconds = _lengthen(tried, facts, given, wanted, seconds)
-        steps = count_steps(tried, facts.num_images)
-        length = _choose_epochs(facts, wanted, seconds * steps)
-        if is_fixed or length.value >= 0.5 * wanted:
-            break
-        too_slow.append(name)
-    if length.value < wanted and not facts.on_gpu:
-        # The limit decides, so the speed must be right: other programs make it go up and down, and
-        # a length that was planned in a bad moment stays.
-        each = min(_CHECKED_SECONDS, _CHECKED_SHARE * facts.limit) / _LOOKS
-        seconds = min(measure(tried, each) for _ in range(_LOOKS))
-        length = _choose_epochs(facts, wanted, seconds * steps)
+    tried, seconds, length, too_slow = _try_encoders(plan.config, facts, given, wanted, measure)
     if tried.training.batch_size != plan.config.training.batch_size:
         why = "what fits in memory" if facts.on_gpu else "small, for more steps in a short run"
         plan.take(Choice("training.batch_size", tried.training.batch_size, why))
@@ -173,6 +153,46 @@ class _Choices:
             else:
                 self.config = override(self.config, {choice.field: choice.value})
             self.made = [*(made for made in self.made if made.field != choice.field), choice]
+
+
+class _Tried(NamedTuple):
+    """A configuration whose speed has been measured."""
+
+    config: Config
+    seconds: float
+    """Of an optimiser step."""
+    length: Choice
+    """The epochs for which there is time."""
+    too_slow: list[str]
+    """Encoders that were tried before."""
+
+
+def _try_encoders(
+    config: Config, facts: Facts, given: Mapping[str, Any], wanted: int, measure: Measure
+) -> _Tried:
+    """Try encoders until there is time for half of the wanted epochs, and measure their speed."""
+    # On a GPU the first encoder is fast enough; weights and a stem are those of a ResNet.
+    start, is_fixed = config.encoder, facts.on_gpu or "encoder.name" in given
+    is_fixed |= start.stem != "auto" or start.weights not in ("auto", "random")
+    too_slow: list[str] = []
+    for name in _ENCODERS:
+        tried = config
+        if "encoder.name" not in given:
+            tried = override(tried, {"encoder.name": name})
+        tried, seconds = _fit_into_memory(tried, given, facts.processes, measure)
+        tried, seconds = _lengthen(tried, facts, given, wanted, seconds)
+        steps_per_epoch = count_steps(tried, facts.num_images)
+        length = _choose_epochs(facts, wanted, seconds * steps_per_epoch)
+        if is_fixed or length.value >= 0.5 * wanted:
+            break
+        too_slow.append(name)
+    if length.value < wanted and not facts.on_gpu:
+        # The limit decides, so the speed must be right: other programs make it go up and down, and
+        # a length that was planned in a bad moment stays.
+        each = min(_CHECKED_SECONDS, _CHECKED_SHARE * facts.limit) / _CHECKS
+        seconds = min(measure(tried, each) for _ in range(_CHECKS))
+        length = _choose_epochs(facts, wanted, seconds * steps_per_epoch)
+    return _Tried(tried, seconds, length, too_slow)
 
 
 def _choose_batch(facts: Facts, accumulate: int) -> Choice:
