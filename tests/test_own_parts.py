@@ -43,6 +43,7 @@ from deepbregman.objectives import (
     ViewGroups,
     build_step,
 )
+from deepbregman.objectives.own import _check_hooks
 from deepbregman.runs import Run
 from deepbregman.training import loop, planning
 from deepbregman.training.callbacks import collect_metrics
@@ -437,6 +438,27 @@ class Queued(Agreement):
         self.queue = torch.zeros(3, 8)
 
 
+class Misspelt(Agreement):
+    """Its teacher would never move."""
+
+    def after_steps(self, progress: float) -> None: ...
+
+
+def test_a_method_may_have_names_like_those_that_training_calls():
+    class Both(Misspelt):
+        metric = "cosine"
+
+        def after_step(self, progress: float) -> None: ...
+
+        def draw_pairs(self) -> None: ...
+
+        def _draw(self) -> None: ...
+
+    _check_hooks(Both)
+    with pytest.raises(UserError, match="after_steps"):
+        _check_hooks(Misspelt)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -457,6 +479,10 @@ class Queued(Agreement):
         (
             lambda encoder, widths: Queued(encoder, widths),
             r"Queued keeps the tensor 'queue' of shape \(3, 8\) .*register_buffer\('queue', ",
+        ),
+        (
+            lambda encoder, widths: Misspelt(encoder, widths),
+            "Misspelt has a method after_steps, .* it calls after_step: rename it",
         ),
     ],
 )

@@ -5,6 +5,7 @@ only, where the part is given again.
 """
 
 import contextlib
+import difflib
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ Augment = Callable[..., Tensor]
 MakeObjective = Callable[[Encoder, EncoderSettings], Objective]
 """Builds a method around an encoder; a class with such a constructor is one."""
 VIEW_TABLES = ("views", "weak_views", "small_views")
+HOOKS = ("size_by", "draw", "after_step", "parameter_groups", "metrics")
+"""Methods of an objective that training calls and that a subclass need not have."""
 
 
 class OwnParts(NamedTuple):
@@ -120,6 +123,7 @@ class OwnParts(NamedTuple):
                 f"{type(made).__name__} has no forward: write forward(self, views, gather, "
                 "samples), which returns deepbregman.Outputs"
             )
+        _check_hooks(type(made))
         for name, value in vars(made).items():
             if isinstance(value, Tensor):
                 raise UserError(
@@ -238,6 +242,22 @@ def check_divergence_inputs(
             f"the divergence beside it needs {needs}: return them, add a [teacher] table, or "
             "leave the divergence out with divergence.weight 0"
         )
+
+
+def _check_hooks(kind: type[Objective]) -> None:
+    """Refuse a method whose name is nearly that of one which training calls: it would do nothing.
+
+    A class that has the right one too may have both.
+    """
+    absent = [name for name in HOOKS if getattr(kind, name) is getattr(Objective, name)]
+    for name in dir(kind):
+        meant = difflib.get_close_matches(name, absent, n=1, cutoff=0.85)
+        is_own = callable(getattr(kind, name)) and not hasattr(Objective, name)
+        if meant and is_own and not name.startswith("_"):
+            raise UserError(
+                f"{kind.__name__} has a method {name}, which training does not call; it calls "
+                f"{meant[0]}: rename it, or give it a name that is less like that"
+            )
 
 
 def _name_of(part: object) -> str:
