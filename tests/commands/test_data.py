@@ -202,6 +202,23 @@ class TestCheck:
         assert code == 2
         assert "no image can be read ('" in err
 
+    def test_every_unreadable_image_is_named_with_the_reason(self, command, tmp_path):
+        for i in range(8):
+            _save(tmp_path / "photos" / f"{i}.png", 60, 60)
+        whole = (tmp_path / "photos" / "0.png").read_bytes()
+        for i in range(7):
+            content = b"no image" if i % 2 else whole[: len(whole) // 2]
+            (tmp_path / "photos" / f"{i}.png").write_bytes(content)
+        code, out, _ = command("check", tmp_path / "photos")
+        assert code == 0
+        lines = out.splitlines()
+        for i in range(7):
+            why = "not an image, or damaged from its first bytes" if i % 2 else "truncated"
+            (line,) = [line for line in lines if f"{i}.png: " in line]
+            assert why in line
+        assert "7.png: " not in out
+        assert "7 images cannot be read: the recipe auto" in out
+
     def test_an_archive_of_your_own(self, command, tmp_path):
         pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 6), dtype=np.uint8)
         np.savez(tmp_path / "a.npz", train_images=pixels, train_labels=[0, 1, 0, 0, 1])

@@ -50,7 +50,8 @@ def check(name: Name, root: Path = Path("data"), progress: Reporter = None) -> "
     The exit code is 0 for a complete dataset and 2 otherwise. The command compares the numbers of
     images and classes with the published ones, and the checksums of CIFAR, STL-10 and of archives
     in the root. It verifies every checksum of an .npz file. It decodes every image of a folder and
-    names those that cannot be read; pretraining can leave them out, so they are no error.
+    names all that cannot be read, with the reasons; pretraining can leave them out, so they are no
+    error.
 
     Args:
         name: Name of a dataset, a folder of images, or an .npz file.
@@ -162,6 +163,8 @@ def show_list_datasets(datasets: list[Dataset], console: Console) -> None:
 def show_check(report: "CheckReport", console: Console) -> None:
     """Print what was found; problems are an error."""
     _print_rows(console, report.rows)
+    for name, reason in report.unreadable.items():
+        say(console, f"{name}: {reason}", "yellow")
     report.require_complete()
     if report.note:
         say(console, report.note, "yellow")

@@ -33,6 +33,8 @@ class CheckReport:
     rows: list[tuple[str, str]] = field(default_factory=list)
     """What, and how much of it there is."""
     problems: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Images that cannot be read, each with the reason."""
     note: str = ""
     """Images that pretraining can leave out."""
 
@@ -111,16 +113,17 @@ def _check_images(path: Path, report: CheckReport, progress: ReportProgress) -> 
         report.rows.append(("other files", f"{sum(found.ignored.values()):,}"))
     sizes = map_files(_decode_and_measure, places, partial(progress, "decoding"))
     pairs = list(zip(places, sizes, strict=True))
-    broken = [str(place) for place, size in pairs if isinstance(size, UnreadableImage)]
+    broken = {str(place): e.reason for place, e in pairs if isinstance(e, UnreadableImage)}
     known = [size for size in sizes if not isinstance(size, UnreadableImage)]
     report.rows.append(("unreadable", f"{len(broken):,}"))
+    report.unreadable = broken
     if not known:
         report.problems.append(f"no image can be read ({quote_some(broken)}): replace the files")
         return
     report.rows.append(("sizes", _format_sizes(known)))
     if broken:
         report.note = (
-            f"{count_words(len(broken), 'image')} cannot be read ({quote_some(broken)}): "
+            f"{count_words(len(broken), 'image')} cannot be read: "
             "the recipe auto leaves such images out, others do with --skip-unreadable"
         )
 

@@ -52,6 +52,9 @@ def _list_formats() -> tuple[str, ...]:
 class UnreadableImage(UserError):
     """A file that cannot be read as an image; the message names it."""
 
+    reason: str = ""
+    """Why not, without the name."""
+
 
 class Frame(NamedTuple):
     """A decoded image in its frame."""
@@ -224,9 +227,9 @@ def _open_image(path: "ImagePlace") -> Iterator[Image.Image]:
         )
         if not isinstance(path, Path):
             advice = getattr(path.store, "advice", advice)
-        raise UnreadableImage(
-            f"{what} {str(path)!r}: cannot be read ({reason}); {advice}"
-        ) from error
+        unreadable = UnreadableImage(f"{what} {str(path)!r}: cannot be read ({reason}); {advice}")
+        unreadable.reason = reason
+        raise unreadable from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
