@@ -551,9 +551,58 @@ def test_the_table_of_subnetworks_is_the_committed_record():
         found = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
         if found:
             mean, deviation = (arm["metrics"][linear][key] for key in ("mean", "deviation"))
-            assert found[0].split("|")[2].strip() == f"{mean:.1f} ± {deviation:.1f}"
+            cells = [cell.strip() for cell in found[0].split("|")]
+            assert cells[2] == f"{mean:.1f} ± {deviation:.1f}"
+            if arm["arm"] != "none":
+                change = arm["difference"][linear]
+                assert cells[3] == f"{change['mean']:+.1f} ± {change['deviation']:.1f}"
             checked += 1
     assert checked == 8
+
+
+def test_kernels_rings_and_the_plane_are_their_records():
+    """Numbers in sentences of docs/studies.md."""
+    page = " ".join((ROOT / "docs" / "studies.md").read_text().split())
+    studies = ROOT / "results" / "studies"
+    results = json.loads((studies / "psi-cifar10" / "results.json").read_text())
+    arms = {arm["arm"]: arm for arm in results["arms"]}
+    names = {"gaussian": "Gaussian", "inverse": "1/(1+D)", "sqrt": "sqrt(1-D)", "arccot": "arccot"}
+    assert arms.keys() == {"none", "linear", *names}
+    names |= {"linear": "1-D/max D", "none": "without the divergence"}
+    apart = []
+    for arm, name in names.items():
+        found, change = arms[arm]["metrics"][METRICS[0]], arms[arm].get("difference")
+        assert f"{name} {found['mean']:.1f} ± {found['deviation']:.1f}" in page
+        low, high = change[METRICS[0]]["interval"] if change else (0.0, 0.0)
+        if low > 0.0 or high < 0.0:
+            mean = change[METRICS[0]]["mean"]
+            apart.append(f"{name} {mean:+.2f} [{low:+.2f}, {high:+.2f}]")
+    assert f"two exclude zero, both below it: {' and '.join(apart)}." in page
+
+    def read(name: str) -> dict[tuple[str, str], dict[str, float]]:
+        rows = json.loads((studies / name / "results.json").read_text())["rows"]
+        return {(row["arm"], row["metric"]): row for row in rows}
+
+    rings, plane, seen = read("distributions"), read("divergence-2d"), read("tsne")
+    for arm, form, digits in (
+        ("moment, contrastive", "{} with the moment form", 2),
+        ("max, contrastive", "{} with the max form", 3),
+        ("smooth, contrastive", "{} with the smooth form", 3),
+        ("Euclidean, means", "{} with Euclidean distances of means", 2),
+        ("points, contrastive", "reaches {},", 2),
+        ("points, triplet", "and {} with the triplet loss", 2),
+    ):
+        row = rings[arm, "ARI"]
+        assert form.format(f"{row['mean']:.{digits}f} ± {row['deviation']:.2f}") in page
+    for arm, form in (("max", "max form"), ("smooth", "smooth form")):
+        assert f"{plane[f'learned, {arm} form', 'AUC']['mean']:.3f} with the {form}" in page
+    assert f"{plane['squared Euclidean', 'AUC']['mean']:.3f} with squared Euclidean" in page
+    zero = 100 * plane["learned, max form", "same class at zero"]["mean"]
+    assert f"{zero:.1f} % of the pairs of one class have divergence exactly zero" in page
+    clusters = seen["cifar10-summit", "k-means NMI"]
+    assert f"NMI of {clusters['mean']:.3f} ± {clusters['deviation']:.3f}" in page
+    assert f"silhouette is {seen['cifar10-summit', 'silhouette']['mean']:.3f}" in page
+    assert f"right for {seen['cifar10-summit', 'kNN, k=20, %']['mean']:.2f} %" in page
 
 
 def test_the_map_of_the_paper_names_studies_and_records_that_exist():
