@@ -50,7 +50,7 @@ def _name(part: str, label: str) -> str:
 
 STUDY = Study(
     name="teacher",
-    title="Which part of the divergence to a teacher does it?",
+    title="Which part of the divergence to a teacher makes the difference?",
     arms=(
         Arm("recipe", {}, "as it is", "recipe", beyond=True),
         Arm("none", {"divergence.weight": 0.0}, "none", SIMCLR, beyond=True),
