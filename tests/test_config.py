@@ -21,6 +21,7 @@ from deepbregman.config import (
     METHODS,
     OPTIONAL,
     Config,
+    DivergenceSettings,
     OptimiserSettings,
     Section,
     ViewSettings,
@@ -196,6 +197,25 @@ def test_what_is_left_out_takes_its_default():
     assert config == dataclasses.replace(
         Config(), training=dataclasses.replace(Config().training, epochs=3)
     )
+
+
+def test_parts_have_the_defaults_of_a_run():
+    """``Views(32)`` in Python makes the views of a run that sets nothing."""
+    from deepbregman import BregmanNetwork, Views, divergence_loss, nt_xent
+
+    for part, section in (
+        (Views, ViewSettings),
+        (BregmanNetwork, DivergenceSettings),
+        (divergence_loss, DivergenceSettings),
+        (nt_xent, SimCLRSettings),
+    ):
+        names = {field.name: field.default for field in dataclasses.fields(section)}
+        options = inspect.signature(part).parameters
+        # None leaves a step out, which a run says in its own way.
+        found = {name: options[name].default for name in names if name in options}
+        found = {name: value for name, value in found.items() if value is not None}
+        assert found, part
+        assert found == {name: names[name] for name in found}, part
 
 
 # Recipes

@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from scipy.stats import ks_2samp, kstest
 from torch import Tensor, nn
 
+from deepbregman.method.colours import split_colours
 from deepbregman.method.networks import (
+    RESNETS,
     TRUNKS,
     BregmanNetwork,
+    ColourTrunk,
     Encoder,
     Model,
     build_encoder,
@@ -64,11 +68,13 @@ class TestSubnetworks:
         deviation = scores.std(0, correction=0)
         assert torch.allclose(deviation, torch.ones(5, dtype=torch.float64), atol=1e-4)
 
-    def test_hidden_is_batch_normalised(self):
-        network = BregmanNetwork(6, 5, 4, norm="hidden").train().double()
+    @pytest.mark.parametrize("activation", [None, "relu"])
+    def test_hidden_is_batch_normalised(self, activation):
+        network = BregmanNetwork(6, 5, 4, norm="hidden", activation=activation).train().double()
         z = torch.randn(64, 6, dtype=torch.float64)
         hidden = torch.einsum("nd,dkh->nkh", z, network.weight1) + network.bias1
         hidden = (hidden - hidden.mean(0)) / (hidden.var(0, correction=0) + 1e-5).sqrt()
+        hidden = hidden if activation is None else hidden.clamp_min(0.0)
         expected = (hidden * network.weight2).sum(2) + network.bias2
         torch.testing.assert_close(network(z), expected)
 
@@ -77,12 +83,23 @@ class TestSubnetworks:
         z = torch.randn(7, 6)
         torch.testing.assert_close(network(z), network(10 * z))
 
-    def test_subnetworks_start_different(self):
-        network = BregmanNetwork(6, 5, 4)
-        assert len({tuple(network.weight1[:, k].flatten().tolist()) for k in range(5)}) == 5
+    def test_subnetworks_start_as_linear_layers_each_on_its_own_draw(self):
+        torch.manual_seed(0)
+        network = BregmanNetwork(100, 500, 4)
+        first, second = nn.Linear(100, 2000), nn.Linear(4, 500)
+        for mine, theirs in (
+            (network.weight1, first.weight),
+            (network.bias1, first.bias),
+            (network.weight2, second.weight),
+            (network.bias2, second.bias),
+        ):
+            found, expected = (values.detach().flatten().numpy() for values in (mine, theirs))
+            assert ks_2samp(found, expected).pvalue > 1e-3
+            assert len(set(found)) > 0.99 * len(found)
 
-    def test_dropout_acts_in_training_only(self):
-        network = BregmanNetwork(6, 5, 4, norm="none", activation="relu", dropout=0.5)
+    @pytest.mark.parametrize("activation", [None, "relu"])
+    def test_dropout_acts_in_training_only(self, activation):
+        network = BregmanNetwork(6, 5, 4, norm="none", activation=activation, dropout=0.5)
         z = torch.randn(7, 6)
         assert not torch.equal(network.train()(z), network(z))
         assert torch.equal(network.eval()(z), network(z))
@@ -113,10 +130,24 @@ class TestEncoders:
     @pytest.mark.usefixtures("true_encoder")
     @pytest.mark.parametrize("name", TRUNKS)
     def test_widths(self, name):
+        """A saved encoder would compute something else with maps of other sides."""
         encoder = build_encoder(name, 32).eval()
         width = {"small": 128, "resnet18": 512, "resnet34": 512}.get(name, 2048)
         assert encoder.num_features == width
-        assert encoder(torch.rand(2, 3, 16, 16)).shape == (2, width)
+        found, maps = encoder.encode_with_maps(torch.rand(2, 3, 16, 16))
+        assert found.shape == (2, width)
+        sides = [16, 8, 8, 4] if name == "small" else [16, 8, 4, 2]
+        assert [part.shape[2:] for part in maps] == [(side, side) for side in sides]
+
+    @pytest.mark.parametrize("name", RESNETS)
+    def test_residual_networks_have_torchvisions_layers(self, name):
+        import torchvision
+
+        with torch.device("meta"):
+            ours = build_encoder(name, 224).trunk.state_dict()
+            theirs = getattr(torchvision.models, name)(weights=None).state_dict()
+        shapes = {key: value.shape for key, value in theirs.items() if not key.startswith("fc.")}
+        assert {key: value.shape for key, value in ours.items()} == shapes
 
     def test_stem_keeps_the_resolution_of_thumbnails_only(self):
         small, large = build_encoder("resnet18", 64).trunk, build_encoder("resnet18", 65).trunk
@@ -124,6 +155,12 @@ class TestEncoders:
         assert isinstance(small.maxpool, nn.Identity)
         assert (large.conv1.kernel_size, large.conv1.stride) == ((7, 7), (2, 2))
         assert isinstance(large.maxpool, nn.MaxPool2d)
+
+    def test_the_stem_of_thumbnails_starts_as_torchvisions_convolutions(self):
+        torch.manual_seed(0)
+        weight = build_encoder("resnet18", 32).trunk.conv1.weight.detach()
+        deviation = (2.0 / (64 * 3 * 3)) ** 0.5  # He et al. 2015, by the outputs
+        assert kstest((weight / deviation).flatten().numpy(), "norm").pvalue > 1e-3
 
     def test_standard_stem_is_torchvisions_network(self):
         import torchvision
@@ -179,6 +216,30 @@ def test_a_projection_can_be_deeper_and_end_in_a_norm():
     found = layers(torch.rand(50, 512))
     torch.testing.assert_close(found.mean(0), torch.zeros(8), atol=1e-5, rtol=0.0)
     assert layers[-1].weight is None
+
+
+@pytest.mark.parametrize("space", ["lab", "ycbcr"])
+def test_brightness_and_colours_go_to_trunks_of_their_own(space):
+    """From -2 to 2, as photos have it that are normalised by their mean and deviation."""
+    images = torch.rand(3, 3, 4, 4)
+    found = ColourTrunk(nn.Flatten(), nn.Sequential(nn.Flatten(), nn.ReLU()), space)(images)
+    bright, colour = (4.0 * part.flatten(1) - 2.0 for part in split_colours(images, space))
+    torch.testing.assert_close(found, torch.cat([bright, colour.clamp_min(0.0)], dim=1))
+
+
+@pytest.mark.parametrize("output_norm", [False, True])
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_layer_of_a_projection_has_a_norm_or_a_bias(norm, output_norm):
+    """A norm takes away what a bias adds."""
+    layers = build_projection(6, 5, 4, norm=norm, layers=3, output_norm=output_norm)
+    normed = [
+        isinstance(after, nn.BatchNorm1d)
+        for layer, after in zip(layers, [*layers[1:], None], strict=True)
+        if isinstance(layer, nn.Linear)
+    ]
+    assert normed == [norm, norm, output_norm]
+    biased = [layer.bias is not None for layer in layers if isinstance(layer, nn.Linear)]
+    assert biased == [not each for each in normed]
 
 
 def test_model_passes_h_to_z_to_scores():

@@ -88,3 +88,17 @@ def test_brightness_has_no_colour_and_colours_no_brightness(space):
         expected = 0.299 * red + 0.587 * green + 0.114 * blue  # ITU-R BT.601
         torch.testing.assert_close(bright[:, :, 1], expected)
         torch.testing.assert_close(bright + colour - 0.5, images)
+
+
+@pytest.mark.parametrize("space", ["lab", "ycbcr"])
+def test_colours_that_no_pixel_can_have_are_cut_off(space):
+    images = torch.tensor([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0]]).view(2, 3, 1, 1)  # blue and yellow
+    bright, colour = split_colours(images, space)
+    for part in (bright, colour):
+        assert part.min() >= 0.0
+        assert part.max() <= 1.0
+    if space == "ycbcr":  # blue is 0.886 above its grey, yellow as far below
+        expected = torch.tensor([[0.386, 0.386, 1.0], [0.614, 0.614, 0.0]])
+        torch.testing.assert_close(colour.view(2, 3), expected)
+    else:  # a blue of this brightness needs more than all blue, a yellow less than none
+        assert colour[:, 2].flatten().tolist() == [1.0, 0.0]

@@ -234,6 +234,20 @@ def test_pipeline_on_a_padded_batch(size, channels):
         assert difference.mean() < 3e-6
 
 
+@pytest.mark.parametrize("operator", range(4))
+def test_one_strength_of_jitter_may_be_above_0(operator):
+    images = pictures(6, 3, 24, 24)
+    strengths = tuple(0.4 if index == operator else 0.0 for index in range(4))
+    views = Views(24, jitter=strengths, jitter_probability=1.0, without=("crop", "greyscale"))
+    parameters = sample(views, 6, 24, 24)
+    actual = views.render(images, parameters)
+    for m, n in itertools.product(range(2), range(6)):
+        one = {name: value[m, n] for name, value in parameters._asdict().items()}
+        expected = reference(images[n].float() / 255, 24, one, kernel=3)
+        close(actual[m, n], expected)
+        assert not torch.allclose(expected, images[n].float() / 255, atol=0.01)
+
+
 def test_padding_never_leaks():
     images = pictures(6, 3, 40, 40)
     sizes = torch.tensor([[40, 40], [13, 40], [40, 13], [20, 31], [5, 7], [1, 1]])
@@ -337,12 +351,17 @@ def test_never_waits_for_the_device(no_host_sync):
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "area"),
-    [(32, 32, (0.2, 1.0)), (40, 100, (0.5, 1.0)), (90, 30, (0.8, 1.0)), (13, 12, (0.08, 1.0))],
+    ("height", "width", "area", "aspect"),
+    [
+        (32, 32, (0.2, 1.0), (3 / 4, 4 / 3)),
+        (40, 100, (0.5, 1.0), (3 / 4, 4 / 3)),
+        (90, 30, (0.8, 1.0), (3 / 4, 4 / 3)),
+        (13, 12, (0.08, 1.0), (3 / 4, 4 / 3)),
+        (50, 50, (0.1, 0.3), (1.0, 2.5)),  # never taller than wide
+    ],
 )
-def test_crop_distribution(height, width, area):
-    aspect = (3 / 4, 4 / 3)
-    parameters = sample(Views(8, crop_area=area), 2000, height, width)
+def test_crop_distribution(height, width, area, aspect):
+    parameters = sample(Views(8, crop_area=area, crop_aspect=aspect), 2000, height, width)
     torch.manual_seed(0)
     image = torch.empty(3, height, width)
     expected = torch.tensor(
@@ -408,14 +427,38 @@ def test_frequencies_and_order():
         assert abs(flag.float().mean().item() - probability) < 4 * sigma
     assert ((p.hue == 0) == ~jittered).all()
     assert ((p.blur_sigma == 0) == ~p.blurred).all()
-    drawn = p.blur_sigma[p.blurred]
-    assert drawn.min() >= 0.1
-    assert drawn.max() <= 2.0
+    assert_same_law(p.blur_sigma[p.blurred], torch.linspace(0.1, 2.0, 5000))
     assert_same_law(p.angle, torch.linspace(-25, 25, 5000))
     codes = (p.order * torch.tensor([64, 16, 4, 1])).sum(dim=-1).flatten()
     counts = torch.unique(codes, return_counts=True)[1]
     assert len(counts) == 24
     assert chisquare(counts.numpy()).pvalue > 1e-3
+
+
+def test_every_decision_has_uniforms_of_its_own():
+    """So that no two of them go together: each column in turn is drawn anew."""
+    views = Views(8, blur=0.5, rotation=25.0, solarise=0.5)
+    uniforms = views.draw(500, device="cpu", generator=torch.Generator().manual_seed(0))
+    other = views.draw(500, device="cpu", generator=torch.Generator().manual_seed(1))
+    sizes = torch.tensor([[60, 50]]).expand(500, 2)
+    before = views.parametrise(uniforms, sizes)
+    changed = []
+    for column in range(uniforms.shape[-1]):
+        mixed = uniforms.clone()
+        mixed[..., column] = other[..., column]
+        after = views.parametrise(mixed, sizes)
+        fields = zip(ViewParameters._fields, before, after, strict=True)
+        changed.append([name for name, a, b in fields if not torch.equal(a, b)])
+    box, jitter = [*ViewParameters._fields[:4]], ["brightness", "contrast", "saturation", "hue"]
+    for attempts in (changed[:10], changed[10:20]):  # areas, aspects; the last are hardly needed
+        assert attempts[0] == box
+        assert all(set(fields) <= set(box) for fields in attempts)
+    assert changed[20:] == [
+        *(["top"], ["left"], ["flipped"], ["angle"]),
+        *(jitter, *([name] for name in jitter)),
+        *[["order"]] * 4,
+        *(["grey"], ["blurred", "blur_sigma"], ["blur_sigma"], ["solarised"]),
+    ]
 
 
 @settings(deadline=None, max_examples=60)

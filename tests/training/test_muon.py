@@ -9,6 +9,7 @@ from deepbregman.objectives import Group
 from deepbregman.training.optimisers import Muon, build_optimiser, orthogonalise, set_learning_rates
 
 CPU = torch.device("cpu")
+QUINTIC = (3.4445, -4.7750, 2.0315)  # of Jordan et al.
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -30,7 +31,7 @@ def test_singular_values_come_near_one_and_vectors_stay():
 
 def test_one_iteration_is_the_quintic_of_the_singular_values():
     matrix = draw(1, 4, 7)
-    a, b, c = Muon.COEFFICIENTS
+    a, b, c = QUINTIC
     left, values, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
     changed = a * values + b * values**3 + c * values**5
     expected = left @ torch.diag_embed(changed) @ right
@@ -42,9 +43,9 @@ def step_by_hand(weight: Tensor, gradients: list[Tensor], rate: float) -> Tensor
     rows = len(weight)
     matrix, velocity = weight.flatten(1), torch.zeros_like(weight.flatten(1))
     for gradient in gradients:
-        velocity = 0.9 * velocity + 0.1 * gradient.flatten(1)
-        ahead = 0.1 * gradient.flatten(1) + 0.9 * velocity
-        update = orthogonalise(ahead[None], 4, Muon.COEFFICIENTS)[0]
+        velocity = 0.8 * velocity + 0.2 * gradient.flatten(1)
+        ahead = 0.2 * gradient.flatten(1) + 0.8 * velocity
+        update = orthogonalise(ahead[None], 4, QUINTIC)[0]
         matrix = matrix - rate * update * rows**0.5 / update.norm()
         matrix = matrix * rows**0.5 / matrix.norm()
     return matrix.view(weight.shape)
@@ -53,14 +54,17 @@ def step_by_hand(weight: Tensor, gradients: list[Tensor], rate: float) -> Tensor
 def test_convolutions_turn_and_the_rest_descends_as_sgd():
     convolutions = [nn.Parameter(draw(4, 3, 2, 2, seed=i)) for i in range(2)]
     convolutions.append(nn.Parameter(draw(8, 4, 1, 1, seed=2)))
-    dense, twin = (nn.Parameter(draw(5, 4, seed=9)) for _ in range(2))
+    # The weights of a layer, and those of subnetworks, which have three dimensions.
+    dense, twins = (
+        [nn.Parameter(draw(*shape, seed=9)) for shape in ((5, 4), (5, 4, 3))] for _ in range(2)
+    )
     names = [(f"convolution{i}.weight", weight) for i, weight in enumerate(convolutions)]
     settings = OptimiserSettings(
-        name="muon", learning_rate=0.5, convolution_rate=0.05, weight_decay=0.01
+        name="muon", learning_rate=0.5, convolution_rate=0.05, momentum=0.8, weight_decay=0.01
     )
-    groups = [Group([*names, ("dense.weight", dense)])]
+    groups = [Group([*names, *((f"dense{i}.weight", weight) for i, weight in enumerate(dense))])]
     optimiser = build_optimiser(settings, groups, CPU)
-    plain = torch.optim.SGD([twin], 0.5, momentum=0.9, weight_decay=0.01)
+    plain = torch.optim.SGD(twins, 0.5, momentum=0.8, weight_decay=0.01)
     for group in optimiser.param_groups:
         group["lr"] = 0.5 * group["rate"]
     starts = [weight.detach().clone() for weight in convolutions]
@@ -69,11 +73,12 @@ def test_convolutions_turn_and_the_rest_descends_as_sgd():
     for s in range(3):
         for weight, each in zip(convolutions, gradients, strict=True):
             weight.grad = each[s].clone()
-        dense.grad = draw(5, 4, seed=90 + s)
-        twin.grad = dense.grad.clone()
+        for weight, twin in zip(dense, twins, strict=True):
+            weight.grad = draw(*weight.shape, seed=90 + s)
+            twin.grad = weight.grad.clone()
         optimiser.step()
         plain.step()
-    torch.testing.assert_close(dense, twin)
+    torch.testing.assert_close(dense, twins)
     for weight, start, each in zip(convolutions, starts, gradients, strict=True):
         torch.testing.assert_close(weight.detach(), step_by_hand(start, each, 0.05))
 
@@ -83,13 +88,16 @@ def test_both_rates_follow_the_schedule():
         load_recipe("simclr"),
         {"optimiser.name": "muon", "optimiser.convolution_rate": 0.03, "training.epochs": 20},
     )
-    names = [("a.weight", nn.Parameter(draw(2, 2))), ("b.weight", nn.Parameter(draw(2, 2, 1, 1)))]
-    optimiser = build_optimiser(config.optimiser, [Group(names)], CPU)
-    set_learning_rates(config, 100, 10, optimiser)  # the end of the warm-up
-    assert [group["lr"] for group in optimiser.param_groups] == [1.0, 0.03]
-    set_learning_rates(config, 150, 10, optimiser)
-    rates = [group["lr"] for group in optimiser.param_groups]
-    torch.testing.assert_close(rates, [0.5, 0.015])
+    plain, faster = (
+        [("a.weight", nn.Parameter(draw(2, 2))), ("b.weight", nn.Parameter(draw(2, 2, 1, 1)))]
+        for _ in range(2)
+    )
+    groups = [Group(plain), Group(faster, rate=4.0)]
+    optimiser = build_optimiser(config.optimiser, groups, CPU)
+    for step, share in ((100, 1.0), (150, 0.5)):  # the end of the warm-up, and half-way on
+        set_learning_rates(config, step, 10, optimiser)
+        rates = [group["lr"] for group in optimiser.param_groups]
+        assert rates == pytest.approx([share * rate for rate in (1.0, 0.03, 4.0, 0.12)])
 
 
 def test_a_gradient_of_zero_turns_nothing():

@@ -311,6 +311,15 @@ def test_cosine_rises_then_falls(steps_per_epoch, epochs, warmup_epochs, rate):
         assert max(found) == rate
 
 
+def test_a_layer_may_be_named_after_a_bias():
+    groups = split_by_decay(
+        nn.ModuleDict({"debiased": nn.Linear(2, 2)}).named_parameters(), 0.1, decay_all=False
+    )
+    assert [(group["weight_decay"], group["params"][0].ndim) for group in groups] == [
+        *((0.1, 2), (0.0, 1)),
+    ]
+
+
 def test_biases_of_subnetworks_are_biases_though_they_have_two_dimensions():
     from deepbregman.method.networks import BregmanNetwork
 

@@ -64,7 +64,6 @@ def jitter_images(images: Tensor, factors: Tensor, hue: Tensor | None, order: Te
     factors = factors.gather(-1, operators)
     channels = [channel.contiguous() for channel in images.unbind(dim=1)]  # (B, H, W) each
     if len(channels) == 1:
-        factors = torch.where(operators == SATURATION, 1.0, factors)
         hue = None
     if hue is None:
         return torch.stack(_blend(channels, factors, operators), dim=1)
@@ -156,7 +155,7 @@ def lab_to_rgb(images: Tensor) -> Tensor:
         white * torch.where(part > _KNEE, part**3, 3 * _KNEE**2 * (part - 4 / 29))
         for part, white in zip((y + a / 500, y, y - b / 200), _WHITE, strict=True)
     ]
-    linear = _mix(torch.stack(parts, dim=-3), _FROM_XYZ).clamp(0, 1)
+    linear = _mix(torch.stack(parts, dim=-3), _FROM_XYZ)
     return torch.where(
         linear > 0.0031308, 1.055 * linear.clamp_min(0.0031308) ** (1 / 2.4) - 0.055, 12.92 * linear
     ).clamp(0, 1)
