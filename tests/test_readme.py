@@ -774,3 +774,34 @@ def test_the_table_of_auto_is_the_committed_records():
     best = max(statistics.mean(values) for values in tried.values() if len(values) == 2)
     assert f"the best of three other learning rates {best:.1f} |" in page
     assert f"other settings were up to {best - read(*few)['auto']:.1f} points ahead" in page
+
+
+def test_what_an_epoch_of_best_costs_is_the_committed_record():
+    """By the fastest epochs, in which no other run had a part of the GPU."""
+    runs = ROOT / "results/studies/teacher/runs"
+    speeds = {}
+    for arm in ("none", "recipe", "term-infonce-instead"):
+        lines = (runs / f"{arm}-seed1" / "metrics.jsonl").read_text().splitlines()
+        speeds[arm] = max(json.loads(line)["images_per_second"] for line in lines)
+    longer = speeds["none"] / speeds["recipe"]
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    said = f"`best` took {longer:.2f} times as long as one of `simclr`, and one of the control"
+    assert f"{said} {speeds['none'] / speeds['term-infonce-instead']:.2f} times" in page
+    assert f"one of `best` takes {longer:.2f} times as long as one of `simclr`" in README
+    studies = (ROOT / "docs/studies.md").read_text()
+    assert f"[took {longer:.2f} times as long]" in studies
+    assert f"so {200 / longer:.0f} epochs take as long as 200" in studies
+    assert f"epochs = {200 / longer:.0f}/'" in studies
+
+    def describe(folder: str, metric: str) -> str:
+        runs = [ROOT / "results/studies" / f"{folder}-seed{seed}" for seed in range(3)]
+        rows = [json.loads((run / "result.json").read_text())["evaluations"] for run in runs]
+        values = [
+            next(r["value"] for r in found if (r["variant"], r["metric"]) == (metric, "top1"))
+            for found in rows
+        ]
+        return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+    half, whole = "tables/runs/best-cifar10", "comparison-teacher/runs/simclr"
+    for metric, name in (("cached features", "linear"), ("cosine, k=20", "kNN with k = 20")):
+        assert f"{describe(half, metric)} and {describe(whole, metric)} {name}" in page
