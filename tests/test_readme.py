@@ -198,7 +198,7 @@ def test_the_table_of_published_settings_is_the_committed_record():
     file = ROOT / "results/studies/published-settings/results.json"
     arms = {each["arm"]: each["metrics"] for each in json.loads(file.read_text())["arms"]}
     page = (ROOT / "docs/methods.md").read_text()
-    for name in ("NNCLR", "SimSiam", "SwAV"):
+    for name in ("NNCLR", "SimSiam", "SwAV", "DINO"):
         found = arms[f"{name.lower()}-like"]
         knn, linear = (found[key]["mean"] for key in (METRICS[2], METRICS[0]))
         assert re.search(rf"\| {name} \| {knn:.2f} \| [\d.| ]+ \| {linear:.2f} \|\n", page)
