@@ -135,11 +135,9 @@ class DivergenceTerm(nn.Module):
             return list_comparisons(scores, self.settings.sets)
         if self.settings.sets == "none":
             return _pair_with_targets(scores, targets, same_views)
-        others = [
-            [b for b in range(len(targets)) if not same_views or a != b] for a in range(len(scores))
-        ]
+        compared = _list_targets(len(scores), len(targets), same_views)
         # The teacher's views as one distribution.
-        return [(scores[a], targets[rest].transpose(0, 1)) for a, rest in enumerate(others)]
+        return [(scores[a], targets[others].transpose(0, 1)) for a, others in enumerate(compared)]
 
     def _compare(self, first: Tensor, second: Tensor) -> Tensor:
         numbers, settings = self.numbers, self.settings
@@ -258,16 +256,21 @@ def _score(network: nn.Module, embeddings: Tensor) -> Tensor:
     return scores.view(*embeddings.shape[:2], -1)
 
 
+def _list_targets(num_views: int, num_targets: int, same_views: bool) -> list[list[int]]:
+    """List for each view the targets that it is compared with: all but that of the view itself."""
+    return [
+        [target for target in range(num_targets) if not same_views or target != view]
+        for view in range(num_views)
+    ]
+
+
 def _pair_with_targets(
     student: Tensor, teacher: Tensor, same_views: bool
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pair each view with each target, except the target of the view itself."""
-    return [
-        (view, target)
-        for a, view in enumerate(student)
-        for b, target in enumerate(teacher)
-        if not same_views or a != b
-    ]
+    """Pair each view with each target that it is compared with."""
+    views, targets = student.unbind(), teacher.unbind()
+    compared = _list_targets(len(views), len(targets), same_views)
+    return [(views[a], targets[b]) for a, others in enumerate(compared) for b in others]
 
 
 def count_usage(scores: Tensor) -> tuple[Tensor, Tensor]:
