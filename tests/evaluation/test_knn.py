@@ -13,6 +13,7 @@ from deepbregman.evaluation.knn import (
     VOTE_TEMPERATURE,
     Neighbours,
     cosine_neighbours,
+    cosine_to,
     knn_accuracy,
     nearest_by,
     vote,
@@ -110,9 +111,8 @@ def test_chunk_is_irrelevant_and_bounds_the_work(chunk):
     assert found.indices.equal(expected)
     assert sum(seen) == len(queries)
     assert max(seen) == min(chunk, len(queries))
-    whole = cosine_neighbours(queries, bank, 5, chunk=23)
-    parts = cosine_neighbours(queries, bank, 5, chunk=chunk)
-    assert parts.indices.equal(whole.indices)
+    parts = nearest_by(cosine_to(bank), queries, 5, chunk)
+    assert parts.indices.equal(cosine_neighbours(queries, bank, 5).indices)
 
 
 def test_equal_similarities_keep_the_lowest_indices():

@@ -58,29 +58,29 @@ class Neighbours(NamedTuple):
 
 
 def nearest_by(
-    similarity: Callable[[Tensor], Tensor], queries: Tensor, k: int, chunk: int = 256
+    compare: Callable[[Tensor], Tensor], queries: Tensor, k: int, chunk: int = 256
 ) -> Neighbours:
     """Find the k most similar bank entries of every query, under any similarity.
 
     Equal similarities are ordered by bank index: neither the device nor the chunk matters.
 
     Args:
-        similarity: Maps a chunk of queries (c, ...) to its similarities with the bank (c, B).
+        compare: Maps a chunk of queries (c, ...) to its similarities with the bank (c, B).
         chunk: Queries at a time; memory is proportional to ``chunk * B``.
     """
-    parts = [_take_largest(similarity(part), k) for part in torch.split(queries, chunk)]
+    parts = [_take_largest(compare(part), k) for part in torch.split(queries, chunk)]
     similarities, indices = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return Neighbours(similarities, indices)
 
 
-def cosine_neighbours(queries: Tensor, bank: Tensor, k: int, *, chunk: int = 256) -> Neighbours:
+def cosine_neighbours(queries: Tensor, bank: Tensor, k: int) -> Neighbours:
     """Find the k bank entries (B, d) of the largest cosine with each query (Q, d), in float32.
 
     A zero vector has cosine 0 with everything.
     """
     # Half precision would turn near neighbours into ties.
     with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
-        return nearest_by(cosine_to(bank), queries, k, chunk)
+        return nearest_by(cosine_to(bank), queries, k)
 
 
 def cosine_to(bank: Tensor) -> Callable[[Tensor], Tensor]:
