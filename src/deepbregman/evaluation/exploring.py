@@ -60,9 +60,13 @@ class Winners(NamedTuple):
     winner: npt.NDArray[np.int64]
     """(N,): the subnetwork with the highest score."""
     numbers: tuple[int, ...]
+    """The S subnetworks that are listed."""
     wins: tuple[int, ...]
-    highest: npt.NDArray[np.int32]  # (S, T)
-    scores: npt.NDArray[np.uint8] | None  # (N, S)
+    """How many images each of them wins."""
+    highest: npt.NDArray[np.int32]
+    """(S, T): the images that each of them scores highest."""
+    scores: npt.NDArray[np.uint8] | None
+    """(N, S), from 0 for the lowest score of a subnetwork to 255; None if they are too many."""
 
 
 class Given(NamedTuple):
@@ -132,18 +136,18 @@ def explore_images(
     }
     points, method = _recall_map(opened, features.representation, ranked["cosine"], seed, progress)
     return Exploration(
-        gallery,
-        names,
-        known,
-        points,
-        method,
-        _cluster(features.representation, count, seed),
-        {
+        gallery=gallery,
+        names=names,
+        classes=known,
+        points=points,
+        map_method=method,
+        clusters=_cluster(features.representation, count, seed),
+        ranked={
             measure: Ranked(found.indices[:, :SHOWN_NEIGHBOURS], found.values[:, :SHOWN_NEIGHBOURS])
             for measure, found in ranked.items()
         },
-        None if features.scores is None else find_winners(features.scores),
-        given,
+        winners=None if features.scores is None else find_winners(features.scores),
+        given=given,
     )
 
 
@@ -300,11 +304,11 @@ def find_winners(scores: Tensor) -> Winners:
         low, high = shown.amin(dim=0), shown.amax(dim=0)
         levels = (255 * (shown - low) / (high - low).clamp_min(1e-12)).round()
     return Winners(
-        winner.cpu().numpy(),
-        tuple(chosen.tolist()),
-        tuple(wins[chosen].tolist()),
-        highest.int().cpu().numpy(),
-        None if levels is None else levels.to(torch.uint8).cpu().numpy(),
+        winner=winner.cpu().numpy(),
+        numbers=tuple(chosen.tolist()),
+        wins=tuple(wins[chosen].tolist()),
+        highest=highest.int().cpu().numpy(),
+        scores=None if levels is None else levels.to(torch.uint8).cpu().numpy(),
     )
 
 
@@ -337,11 +341,11 @@ def read_given(path: Path, names: Sequence[str], find: Callable[[str], int | Non
         if row.get("label next") or not row["label"]
     }
     return Given(
-        [row["label"] or None for row in rows],
-        probabilities,
-        [bool(row["label"]) and is_yes(row.get("given") or unsaid) for row in rows],
-        sorted(asked, key=asked.__getitem__),
-        [was_suggested(row) for row in rows],
+        labels=[row["label"] or None for row in rows],
+        probabilities=probabilities,
+        by_user=[bool(row["label"]) and is_yes(row.get("given") or unsaid) for row in rows],
+        queue=sorted(asked, key=asked.__getitem__),
+        suggested=[was_suggested(row) for row in rows],
     )
 
 

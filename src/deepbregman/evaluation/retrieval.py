@@ -208,15 +208,16 @@ def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex |
             return None
         measures["divergence"] = Planes(*(part.cpu().numpy() for part in parts))
     images = next(iter(gallery.parts.values())).split.images
+    skips = opened.loaded.config.data.skip_unreadable
     return SearchIndex(
-        {name: names.size for name, names in known.items()},
-        list(gallery.names),
-        files,
-        opened.name_classes(gallery),
-        max(PICTURE, *images.frame),
-        opened.source.skipped_notice if opened.loaded.config.data.skip_unreadable else "",
-        epoch_order(len(files), seed, 0).numpy(),
-        measures,
+        sizes={name: names.size for name, names in known.items()},
+        names=list(gallery.names),
+        files=files,
+        classes=opened.name_classes(gallery),
+        side=max(PICTURE, *images.frame),
+        notice=opened.source.skipped_notice if skips else "",
+        order=epoch_order(len(files), seed, 0).numpy(),
+        measures=measures,
     )
 
 
