@@ -215,8 +215,11 @@ class Study:
         if twice:
             raise UserError(f"--values names {twice[0]} twice: give each value once")
         arms = [arm for arm in self.arms if arm.name == self.reference]
-        first = {arm.series: arm for arm in reversed(self.arms) if arm.name != self.reference}
-        for series, arm in reversed(first.items()):
+        first: dict[str, Arm] = {}  # of each series
+        for arm in self.arms:
+            if arm.name != self.reference:
+                first.setdefault(arm.series, arm)
+        for series, arm in first.items():
             key = self.field.partition(".")[2]  # Deep Divergence has the field in another section
             field = next(name for name in arm.changes if name.partition(".")[2] == key)
             prefix = arm.name.removesuffix(str(arm.changes[field]))

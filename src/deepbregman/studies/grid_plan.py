@@ -205,18 +205,23 @@ def _read_definition(folder: Path, study: Study) -> Record | None:
     return None
 
 
-def _merge_options(study: Study, options: StudyOptions, before: Record | None) -> dict[str, Any]:
-    """Take each option as it is given, else from the folder, else its default."""
+def _list_given(options: StudyOptions) -> dict[str, Any]:
+    """Return the options that the user has given, as ``study.json`` holds them."""
     asked = {name: getattr(options, name) for name in ("recipe", *DEFAULTS)}
     asked |= {"changes": join_changes(options), "values": list(map(read_value, options.values))}
-    given: dict[str, Any] = {
+    return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in asked.items()
         if value not in (None, (), [], {}) and value is not False
     }
+
+
+def _merge_options(study: Study, options: StudyOptions, before: Record | None) -> dict[str, Any]:
+    """Take each option as it is given, else from the folder, else its default."""
+    given = _list_given(options)
     if before is None:
-        mine = {name: getattr(study, name) for name in ("recipe", "evaluate_on", "seeds")}
-        settings = {**DEFAULTS, **mine, "recipes": list(study.recipes), **given}
+        of_study = {name: getattr(study, name) for name in ("recipe", "evaluate_on", "seeds")}
+        settings = {**DEFAULTS, **of_study, "recipes": list(study.recipes), **given}
         if study.recipes:
             settings["recipe"] = ", ".join(name_arms(settings["recipes"]))
         return settings
