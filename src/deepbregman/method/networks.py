@@ -440,7 +440,8 @@ class Model(nn.Module):
         encoder: image -> h; the part one keeps.
         projection: h -> z.
         divergence_network: z -> scores, or None without a divergence.
-        sigma: width of the Gaussian kernel on divergences, learnt perhaps.
+        sigma: width of the Gaussian kernel on divergences, as set or as learnt; None without a
+            divergence.
     """
 
     def __init__(
