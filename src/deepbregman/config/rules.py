@@ -162,7 +162,7 @@ def make_floats(value: Any, hint: Any) -> Any:
 
 @functools.cache
 def _read_hints(section: type) -> dict[str, Any]:
-    """Return the annotation of every field; a study makes thousands of configurations."""
+    """Return the annotation of every field, read once: a study makes thousands of sections."""
     hints = get_type_hints(section, include_extras=True)
     return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
 

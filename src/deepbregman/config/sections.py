@@ -589,4 +589,4 @@ SECTIONS: dict[str, type[Section]] = {
     for name, hint in (get_type_hints(Config) | OPTIONAL).items()
     if isinstance(hint, type) and issubclass(hint, Section)
 }
-"""Every table, and the class that it is made into; of the objective, the base of all."""
+"""Every table and its class; for the objective, the base class of all methods."""

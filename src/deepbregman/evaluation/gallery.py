@@ -163,7 +163,8 @@ class Gallery:
         """Return images (H, W, 3) for people, who want to see more than small encoders do.
 
         Args:
-            side: the least longer side, in pixels, of those that are as large; 0: as decoded.
+            side: pixels that the longer side has at least, if the image is as large; 0 takes the
+                images as they are decoded.
         """
         pixels: dict[int, Pixels] = {}
         for name, start in self.starts.items():

@@ -62,7 +62,10 @@ class LinearClassifier(NamedTuple):
 
 
 def measure_scale(features: Tensor, one_scale: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the mean and the deviation, (d,) each, of features (n, d); a constant one has 1."""
+    """Return the mean and the deviation, (d,) each, of features (n, d).
+
+    The deviation of a constant feature is 1. With ``one_scale`` all have the same deviation.
+    """
     mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0)
     if one_scale:
         deviation = deviation.square().mean().sqrt().expand_as(deviation)

@@ -5,10 +5,10 @@ divergence ``D(image || class)``, where a class is the empirical distribution of
 images, and the nearest class by the divergence over a bank of all images. Cross-validation on the
 labelled images chooses. Its folds are drawn without regard to the classes: then the others are a
 random choice too, from which some classes may be missing, as some are from all labels. The
-accuracy of the best of several is too good to be true of other images, so it is corrected by the
-bootstrap of Tsamardinos et al. (2018): choose on a resample, judge on what the resample left out.
-Accuracy is counted twice, by images and as the mean over the classes; the first one chooses, unless
-classes are to count the same.
+accuracy of the best of several is higher than it would be on other images, so it is corrected by
+the bootstrap of Tsamardinos et al. (2018): choose on a resample, judge on what the resample left
+out. Accuracy is counted twice, by images and as the mean over the classes; the first one chooses,
+unless classes are to count the same.
 """
 
 import math
@@ -217,9 +217,9 @@ def predict_labels(
 ) -> Prediction:
     """Predict the labels of images from those of a few among them.
 
-    A class with one label is never found where that label is held out, so it counts as wrong: as
-    often, about, images are of a class that has no label at all (Good, 1953). In the mean over the
-    classes it does not count.
+    A class with one label is never found where that label is held out, so it counts as wrong. This
+    happens about as often as an image is of a class that has no label at all (Good, 1953). In the
+    mean over the classes it does not count.
 
     Args:
         labels: (N,) int64; -1 for an image without label. Two classes have at least 2, which

@@ -124,7 +124,7 @@ def search_images(
         raise UserError(f"k is {k}: there are {size} images to search{without}; lower it")
     index = _make_index(opened, gallery, seed)
     cache = opened.loaded.cache
-    # Each search tells of changed data and of an unfinished run, and so has to load them.
+    # Each search tells the user of changed data or of an unfinished run, so it has to load the run.
     is_kept = opened.is_finished and not opened.data_changed
     if index is not None and key is not None and cache is not None and is_kept:
         write_index(cache.folder, cache.networks, key, index)

@@ -353,7 +353,7 @@ def list_comparisons(views: Tensor, sets: Sets) -> list[tuple[Tensor, Tensor]]:
         views: (M, N, d), M >= 2.
         sets: ``none``: every view with every other, once; ``halves``: the first half of the views
             with the second, as two distributions; ``rest``: every view with the distribution of the
-            others, which of two views is ``none`` both ways round.
+            others; with two views that is ``none`` in both directions.
 
     Returns:
         Pairs of (N, d) points or (N, S, d) sets, to be reduced by ``of_distribution``.

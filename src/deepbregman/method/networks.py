@@ -216,7 +216,7 @@ def create_timm(
     """Create an architecture of timm, pooled and without classifier.
 
     Args:
-        image_size: side of the images; transformers are built for it where their class can be.
+        image_size: side of the images; a transformer is built for it if its class takes a size.
         pretrained: with timm's weights, fitted to the image size, rather than random ones.
 
     Returns:
@@ -233,9 +233,9 @@ def create_timm(
 
 
 def _build_timm_trunk(name: str, image_size: int) -> tuple[nn.Module, int]:
-    """Build a trunk of timm; the width is measured, since ``num_features`` is at times another."""
+    """Build a trunk of timm; its width is measured, since ``num_features`` is not always right."""
     timm = _import_timm()
-    if not timm.is_model(name):  # nor is a name that would be looked up on a server
+    if not timm.is_model(name):  # so a name that timm would look up on a server is refused, too
         near = difflib.get_close_matches(name, timm.list_models(), n=4)
         guess = f"; did you mean {', '.join(near)}?" if near else ""
         raise ValueError(f"timm {timm.__version__} has no architecture {name!r}{guess}")

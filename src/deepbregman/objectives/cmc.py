@@ -16,9 +16,9 @@ from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_he
 class CMC(Objective, settings=CMCSettings):
     """Brightness finds the image's colours in a memory, and colours its brightness.
 
-    The encoder has a trunk for each, of full width where the paper's have half, and splits images
-    itself, so that it takes ordinary ones afterwards. What it says of the other half is left out,
-    as zeros, when one half is projected.
+    The encoder has a trunk for brightness and one for colours, each of full width, where those of
+    the paper have half of it. It splits images itself, so that it takes ordinary images afterwards.
+    When the representation of one is projected, zeros take the place of the other.
     """
 
     def __init__(self, settings: CMCSettings, encoder: Encoder, widths: EncoderSettings) -> None:

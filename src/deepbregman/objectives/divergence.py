@@ -57,7 +57,7 @@ class DivergenceTerm(nn.Module):
         super().__init__()
         self.in_features = in_features
         self.network = _build_subnetworks(settings, in_features)
-        # Learned functionals that judge their own targets would agree on one favourite.
+        # If prototypes scored their own targets, they would soon give all images to one of them.
         copied = settings.source == "prototypes"
         self.teacher_network = copy.deepcopy(self.network).requires_grad_(False) if copied else None
         self.settings = settings

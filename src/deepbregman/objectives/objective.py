@@ -96,7 +96,7 @@ class Objective(nn.Module):
     mixed = False
     """Whether networks run in bfloat16 where that is safe; the builder sets it."""
     momentum = 0.99
-    """Momentum of the method's teacher; the divergence's slow copy of prototypes has it, too."""
+    """Momentum of the method's teacher. The copy of a divergence's prototypes has it, too."""
     teaches_same_views = False
     """Whether target m of the method's own teacher is of the student's view m."""
 

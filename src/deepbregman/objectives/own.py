@@ -295,7 +295,7 @@ class OwnViews(nn.Module):
     ) -> Tensor:
         """Draw a seed for each view of each image: (M, num_images, 1), on the host.
 
-        A generator of another device is not drawn from: what it was seeded with says as much.
+        A generator of another device is not drawn from: a new one on the host gets its seed.
         """
         if generator is not None and generator.device.type != "cpu":
             generator = torch.Generator().manual_seed(generator.initial_seed())

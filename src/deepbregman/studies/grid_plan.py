@@ -288,7 +288,7 @@ def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> floa
 
 
 def _decides_the_rate(field: str) -> bool:
-    """Return whether the best learning rate rests on a field: method, optimiser or batch."""
+    """Return whether the best learning rate depends on a field: of method, optimiser or batch."""
     if field in ("optimiser.learning_rate", "optimiser.warmup_epochs"):
         return False
     batch = ("training.batch_size", "training.accumulate")

@@ -102,7 +102,7 @@ def _suggest_fix(problems: list[str]) -> str:
 
 
 def find_weights(config: Config) -> StartingWeights | None:
-    """Find the weights that a configuration starts from; None of random ones."""
+    """Find the weights that a configuration starts from; None if they are random."""
     name, wanted = config.encoder.name, config.encoder.weights
     if are_fetched(config):
         if wanted.startswith(TORCHVISION):
