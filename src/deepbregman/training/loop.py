@@ -225,7 +225,7 @@ class Pretraining:
                 self.vote.cast(received)
                 self.vote.close()
                 if self.vote.outcome and not ends:
-                    self._stop(self.vote.outcome)
+                    self._save_and_leave(self.vote.outcome)
         if self.fabric.is_global_zero:
             self._write_result(record, console)
         self._call_callbacks("on_end", self.run)
@@ -368,7 +368,7 @@ class Pretraining:
             display.show_step(self.step)
             self.vote.cast(received)
             if self.vote.outcome and self.step % self.steps_per_epoch:  # within the epoch
-                self._stop(self.vote.outcome)
+                self._save_and_leave(self.vote.outcome)
         assert outputs is not None  # an epoch has at least one step
         if self.fabric.world_size > 1:
             outputs = outputs._replace(representation=gather_views(outputs.representation))
@@ -394,11 +394,13 @@ class Pretraining:
             **self.peak,
         }
 
-    def _stop(self, number: int) -> NoReturn:
+    def _save_and_leave(self, number: int) -> NoReturn:
+        """Save the run, unless it is saved already, and end it because of a signal."""
         run_together(self.fabric, partial(self.save, "last.pt", again=False))
         self._leave(number)
 
     def _leave(self, number: int, advice: str | None = None) -> NoReturn:
+        """End the run because of a signal; process 0 says how to continue, or gives the advice."""
         if self.fabric.is_global_zero:
             again = f"continue with: {format_resume_command(self.config, self.run.path)}"
             raise Interrupted(number, advice or again)
