@@ -148,7 +148,8 @@ def test_the_table_for_embedding_atlas(short_run, few_digits, tmp_path):
     [
         (["--out", "map.htm"], "with that ending"),
         (["--out", "old.html"], "exists"),
-        (["--out", "map.html", "--format", "parquet"], "with that ending"),
+        (["--out", "map.html", "--format", "parquet"], "add --format html, or"),
+        (["--out", "map.parquet"], "add --format parquet, or"),
         (["--out", "map.html", "--labels", "nowhere.csv"], "no such file"),
         (["--out", "map.html", "--labels", "old.html"], "image and label among them"),
         (["--out", "map.html", "--clusters", 1], "clusters is 1"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 else:
     FormatName = Literal["html", "parquet"]
 
+FORMATS = ("html", "parquet")
 TITLES = {"cosine": "nearest by cosine", "divergence": "nearest by divergence D(image ‖ other)"}
 
 
@@ -85,7 +86,13 @@ def explore(
         encoder: If the run trained an encoder of your own: a module of the same structure.
     """
     out = Path(out)
-    require_known("format", format, ("html", "parquet"))
+    require_known("format", format, FORMATS)
+    other = out.suffix.removeprefix(".")
+    if other in FORMATS and other != format:
+        raise UserError(
+            f"--out {out}: --format is {format}; add --format {other}, or give the file a name "
+            f"with the ending .{format}"
+        )
     check_new_file(out, f".{format}")
     if format == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("--format parquet needs pyarrow: pip install 'deepbregman[explore]'")
