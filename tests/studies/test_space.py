@@ -90,6 +90,7 @@ def test_booleans_and_words_and_spaces_between():
         ([], "the space is empty"),
         (["divergence.sigma"], r"write field=LOW:HIGH"),
         (["divergence.sgima=1:2"], r"no such field; did you mean 'divergence\.sigma'"),
+        (["sigma=1:2"], r"there is no such field; did you mean 'divergence\.sigma'\?"),
         (["divergense.sigma=1:2"], r"did you mean 'divergence\.sigma'"),
         (["divergence.sigma=1:2", "divergence.sigma=3:4"], "twice"),
         (["divergence.sigma=1:2:ln"], r"write LOW:HIGH, or LOW:HIGH:log"),

@@ -158,7 +158,9 @@ def _find_type(name: str, base: Config) -> Any:
         )
     known = [field for field in fields_of(base) if "." in field]
     if name not in known:
-        raise UserError(f"--space {name}: there is no such field{suggest(name, known)}")
+        namesakes = [f"{field!r}" for field in known if field.endswith(f".{name}")]
+        guess = f"; did you mean {' or '.join(namesakes)}?" if namesakes else suggest(name, known)
+        raise UserError(f"--space {name}: there is no such field{guess}")
     hint = get_type_hints(type(getattr(base, section)), include_extras=True)[key]
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
