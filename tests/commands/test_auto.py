@@ -236,6 +236,15 @@ def test_a_recipe_and_a_folder_are_told_where_the_folder_belongs(command, photos
         assert f"write `deepbregman pretrain best --data {photos}`" in err
 
 
+def test_the_option_of_studies_is_told_how_pretrain_writes_it(command, photos):
+    for first in ("best", photos):
+        code, _, err = command("pretrain", first, "--set", "training.epochs=2")
+        assert code == 2
+        assert "pretrain has an option for each field: write --training.epochs 2" in " ".join(
+            err.split()
+        )
+
+
 def test_only_one_folder_of_images_is_taken(command, photos, tmp_path):
     for second in (("digits2",), ("--data", "digits"), ("--data=digits",)):
         words = ("--run", tmp_path / "run", *QUICK)

@@ -182,6 +182,18 @@ def check_method(name: str, config: Config, words: list[str]) -> None:
         )
 
 
+def refuse_set(words: list[str]) -> None:
+    """Refuse --set FIELD=VALUE of the other commands: here every field is an option."""
+    asked = _pair_options(words).get("--set")
+    if asked is not None:
+        field, _, value = asked.partition("=")
+        option = shlex.join([f"--{field or 'FIELD'}", value or "VALUE"])
+        raise UserError(
+            "--set is an option of study and tune; pretrain has an option for each field: write "
+            f"{option}"
+        )
+
+
 class AutoRequest(NamedTuple):
     """The user's settings and budget for the recipe ``auto``."""
 
