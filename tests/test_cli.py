@@ -155,6 +155,14 @@ class TestCommands:
         assert f"write `deepbregman {words[0]} {fixed}`" in said
         assert f"another option of `deepbregman {words[0]} --help`" in said
 
+    def test_a_second_run_is_told_to_be_one_too_many(self, command, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "second").mkdir()
+        (tmp_path / "second" / "config.toml").write_text("seed = 0\n")
+        code, out, err = command("evaluate", "first", "second", "--protocol", "knn")
+        assert (code, out) == (2, "")
+        assert "'second' is a second run after first, and deepbregman evaluate takes one" in err
+
     @pytest.mark.parametrize(
         ("line", "words"),
         [

@@ -35,7 +35,7 @@ from tyro.constructors import (
 
 from deepbregman import __version__
 
-from .commands.parameters import PYTHON_ONLY
+from .commands.parameters import PYTHON_ONLY, refuse_second_run
 from .config import Config
 from .errors import Notice, UserError, explain_error, mask_secrets, require_known
 from .launching import (
@@ -143,6 +143,8 @@ def _refuse_stray_words(program: str, function: Callable[..., Any], words: list[
     rule = f"{stray[0]!r} follows {program}, which takes only options"
     if places:
         what = places[0].name
+        if what == "run":
+            refuse_second_run(program, names[0], stray[0])
         rule = f"{stray[0]!r} follows the {what} {names[0]}: only the {what} needs no option"
     fix = "leave it out, or take an option"
     if function.__name__ in STRAY:
