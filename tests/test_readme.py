@@ -371,13 +371,14 @@ def test_the_race_of_three_seeds_is_the_committed_record():
     folder = ROOT / "results/cifar10-race-50"
     walls = [line.split(",")[1] for line in (folder / "wall.csv").read_text().splitlines()[1:]]
     lines = [line.replace("*", "") for line in (ROOT / "docs/results.md").read_text().splitlines()]
-    linears, tens = [], []
+    linears, tens, twenties = [], [], []
     for seed, wall in enumerate(walls):
         record = json.loads((folder / f"seed{seed}" / "result.json").read_text())
         rows = {r["variant"]: r["value"] for r in record["evaluations"] if r["metric"] == "top1"}
         assert record["pretrain"]["seconds"] < float(wall)
         linears.append(rows["cached features"])
         tens.append(rows["cosine, k=10"])
+        twenties.append(rows["cosine, k=20"])
         variants = ("cached features", "cosine, k=10", "cosine, k=20", "cosine, k=200")
         cells = " | ".join(f"{rows[variant]:.2f}" for variant in variants)
         took = "{} min {} s".format(*divmod(round(float(wall)), 60))
@@ -388,6 +389,12 @@ def test_the_race_of_three_seeds_is_the_committed_record():
     assert f"{statistics.mean(linears):.1f} % linear after {slowest} of pretraining" in README
     said = f"three seeds: {min(linears):.1f} to {max(linears):.1f}; kNN {statistics.mean(tens):.1f}"
     assert f"{said} with k = 10" in " ".join(README.split())
+    header = " ".join(recipes()["cifar10-fast"].replace("#", " ").split())
+    for values, name in ((linears, "linear"), (twenties, "kNN (k = 20)")):
+        spread = f"{statistics.mean(values):.2f} +- {statistics.stdev(values):.2f}"
+        assert f"{spread} {name}" in header
+        assert f"| {spread.replace('+-', '±')} |" in "\n".join(lines)
+    assert slowest in header
 
 
 def test_the_longest_run_is_the_committed_record():
@@ -403,6 +410,26 @@ def test_the_longest_run_is_the_committed_record():
     noisy = ", ".join(f"{rows[f'linear, noise {strength}']:.1f}" for strength in (1, 2))
     text = " ".join("\n".join(plain_results()).split())
     assert f"linear falls to {noisy} and {rows['linear, noise 3']:.1f} %" in text
+    header = " ".join(recipes()["cifar10-summit"].replace("#", " ").split())
+    assert took in header
+    assert (
+        "{:.2f} linear, {:.2f} kNN (k = 20), {:.2f} (k = 200)".format(
+            *(rows[variants[place]] for place in (0, 2, 3))
+        )
+        in header
+    )
+
+
+def test_the_header_of_the_paper_s_recipe_is_the_committed_record():
+    found = []
+    for arm in ("paper", "paper-without"):
+        file = ROOT / f"results/studies/tables/runs/{arm}-cifar10-seed0/result.json"
+        rows = json.loads(file.read_text())["evaluations"]
+        values = {row["variant"]: row["value"] for row in rows if row["metric"] == "top1"}
+        found += [values["cached features"], values["cosine, k=20"]]
+    header = " ".join(recipes()["paper"].replace("#", " ").split())
+    assert "{:.2f} linear and {:.2f} kNN (k = 20)".format(*found[:2]) in header
+    assert "without the divergence {:.2f} and {:.2f}".format(*found[2:]) in header
 
 
 def plain_results() -> list[str]:
@@ -445,6 +472,70 @@ def test_trials_of_the_teacher_are_their_records():
     assert "with SGD it adds {:.1f} and {:.1f} in two seeds".format(*seeds) in page
     for pair in (("ts.2 tt.1", "nt+rel ema0"), ("nt+key", "nt+key ema0")):
         assert "from {:.1f} to {:.1f} with".format(*(trials[name] for name in pair)) in page
+
+
+GAINING = {
+    "simsiam": "SimSiam",
+    "nnclr": "NNCLR",
+    "cpc": "CPC",
+    "swav": "SwAV",
+    "simclr-v2": "SimCLR v2",
+    "cmc": "CMC",
+    "wmse": "W-MSE",
+    "simclr": "SimCLR",
+    "instdisc": "InstDisc",
+    "pirl": "PIRL",
+    "amdim": "AMDIM",
+    "vicreg": "VICReg",
+}
+"""Methods without a teacher that gain by the divergence, as pages name them."""
+TAUGHT = {
+    "moco-v2": "MoCo v2",
+    "moco-v2plus": "MoCo v2+",
+    "moco-v3": "MoCo v3",
+    "byol": "BYOL",
+    "dino": "DINO",
+    "ssl-hsic": "SSL-HSIC",
+    "ressl": "ReSSL",
+    "sce": "SCE",
+}
+
+
+def test_the_gains_of_methods_in_sentences_are_the_record():
+    """The table itself is written by docs/tables.py."""
+    file = ROOT / "results/studies/methods/results.json"
+    found = {
+        arm["arm"].removesuffix("+divergence"): arm["difference"][METRICS[0]]
+        for arm in json.loads(file.read_text())["arms"]
+        if arm.get("difference")
+    }
+    assert found.keys() == {*GAINING, *TAUGHT, "barlow-twins", "dim"}
+    gains = {method: pair["mean"] + 1e-9 for method, pair in found.items()}  # 1.45 is 1.5
+    intervals = {m: pair["over_images"] or pair["interval"] for m, pair in found.items()}
+    methods, results, readme = (
+        " ".join(text.split())
+        for text in (
+            (ROOT / "docs/methods.md").read_text(),
+            (ROOT / "docs/results.md").read_text(),
+            README,
+        )
+    )
+    assert all(intervals[method][0] > 0.0 for method in GAINING)
+    for method, name in GAINING.items():
+        assert f"{name} {gains[method]:.1f}" in methods
+    least, most = (choose(GAINING, key=gains.__getitem__) for choose in (min, max))
+    said = f"twelve gain {gains[least]:.1f} ({GAINING[least]}) to {gains[most]:.1f} points linear"
+    taught = f"Methods with a teacher gain {max(gains[m] for m in TAUGHT):.1f} at most"
+    for page in (results, readme):
+        assert f"{said} ({GAINING[most]})" in page
+        assert f"Deep InfoMax loses {-gains['dim']:.1f}" in page
+        assert taught in page
+    sure = sorted((m for m in TAUGHT if intervals[m][0] > 0.0), key=gains.__getitem__)
+    first, *others = (f"{TAUGHT[method]} {gains[method]:.1f}" for method in reversed(sure))
+    gaining = first.replace(f"{TAUGHT[sure[-1]]} ", f"{TAUGHT[sure[-1]]} gains ")
+    assert f"{', '.join([gaining, *others[:-1]])} and {others[-1]};" in results
+    low, high = intervals["barlow-twins"]
+    assert low < 0.0 < high
 
 
 def test_what_seeds_and_settings_change_about_the_gains_of_methods_is_the_record():
