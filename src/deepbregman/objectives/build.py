@@ -60,20 +60,26 @@ def build_run_encoder(
     except (ValueError, ImportError) as error:
         what = f"encoder.name is {name!r}" if trunk is None else "the encoder given cannot be used"
         raise UserError(f"{what}: {error}") from None
-    encoder.patch = config.objective.patch_side(config.views.side(image_size))
+    encoder.patch = config.objective.patch_side(config.view_size)
+    _check_view_sizes(encoder, config)
+    return encoder
+
+
+def _check_view_sizes(encoder: Encoder, config: Config) -> None:
+    """Refuse views of a size that the encoder does not take: a transformer may know one only."""
+    image_size = config.data.image_size
     for group in config.view_groups.values():
         size = group.side(image_size)
         if size == image_size:
             continue
         try:
-            measure_width(encoder.trunk, size)  # a transformer may know one size only
+            measure_width(encoder.trunk, size)
         except ValueError as error:
             raise UserError(
-                f"{group.table}.relative_size is {group.relative_size} and encoder.name {name!r}: "
-                f"{error}; set {group.table}.relative_size to 1.0, for views of {image_size} px as "
-                "the images"
+                f"{group.table}.relative_size is {group.relative_size} and encoder.name "
+                f"{config.encoder.name!r}: {error}; set {group.table}.relative_size to 1.0, for "
+                f"views of {image_size} px as the images"
             ) from None
-    return encoder
 
 
 def build_untrained_encoder(
