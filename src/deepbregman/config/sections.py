@@ -539,15 +539,22 @@ class Config:
     @property
     def unused_fields(self) -> dict[str, str]:
         """Fields that training does not use with these settings, by dotted name, and why."""
-        sections = [section for name in SECTIONS if (section := getattr(self, name)) is not None]
-        found = {
-            f"{s.table}.{name}": why for s in sections for name, why in s.unused_fields.items()
-        }
+        found: dict[str, str] = {}
+        for table in SECTIONS:
+            section: Section | None = getattr(self, table)
+            if section is not None:
+                unused = section.unused_fields
+                found |= {f"{table}.{name}": why for name, why in unused.items()}
         if self.divergence.is_on and not self.has_targets:
             found["divergence.centring"] = f"the method {self.objective.name} has no teacher"
         if not self.divergence.is_on:
-            off = [self.teacher, None if "weak_views" in self.view_groups else self.weak_views]
-            names = [f"{s.table}.{each.name}" for s in off if s is not None for each in fields(s)]
+            # Neither is the teacher used, nor the views that it alone sees.
+            off: list[TeacherSettings | WeakViewSettings] = []
+            if self.teacher is not None:
+                off.append(self.teacher)
+            if self.weak_views is not None and "weak_views" not in self.view_groups:
+                off.append(self.weak_views)
+            names = [f"{part.table}.{each.name}" for part in off for each in fields(part)]
             found |= dict.fromkeys(names, "divergence.weight is 0")
         return found
 
