@@ -857,6 +857,8 @@ def test_the_table_of_auto_is_the_committed_records():
         numbers = [f"{found[arm]:.1f}" for arm in arms]
         rows = ["".join(line.split("|")[3:]) for line in page.splitlines() if line[:2] == "| "]
         assert any(numbers == re.findall(r"\d+\.\d", row)[: len(numbers)] for row in rows), numbers
+    brief = read("gpu/cifar10-20000-seed0")
+    assert f"no divergence was {brief[without] - brief['auto']:.1f} points ahead" in page
     lines = (ROOT / "results/auto/rates.jsonl").read_text().splitlines()
     tried: dict[float, list[float]] = {}
     for row in map(json.loads, lines):
