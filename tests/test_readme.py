@@ -558,6 +558,27 @@ def test_what_seeds_and_settings_change_about_the_gains_of_methods_is_the_record
     assert f"NNCLR gained {gain:.1f} instead of" in README
 
 
+def test_what_published_settings_change_is_the_record():
+    def read(name):
+        with (ROOT / "results/cifar10-search" / name).open() as file:
+            return {row["arm"]: row for row in csv.DictReader(file)}
+
+    study = json.loads((ROOT / "results/studies/methods/results.json").read_text())
+    recipes = {arm["arm"]: arm["metrics"] for arm in study["arms"]}
+    page = " ".join((ROOT / "docs/methods.md").read_text().split())
+    old = read("methods-before.csv")["dino"]
+    linear, knn = (recipes["dino"][m]["mean"] - float(old[m]) for m in (METRICS[0], METRICS[2]))
+    assert f"it has {linear:.1f} points more than before, and {knn:.1f} in kNN" in page
+    rows = read("published-settings-100-epochs.csv")
+    found = {arm: float(row[METRICS[0]]) for arm, row in rows.items()}
+    names = ("nnclr", "simsiam", "swav")
+    less = [recipes[name][METRICS[0]]["mean"] - found[name] for name in names]
+    alone = ", ".join(f"{found[name]:.1f}" for name in names[:2]) + f" and {found['swav']:.1f}"
+    assert f"they have {alone} linear, {min(less):.1f} to {max(less):.1f} points less" in page
+    paired = [f"{found[f'{name}+divergence']:.1f}" for name in names]
+    assert "with the divergence {}, {} and {} (".format(*paired) in page
+
+
 def test_the_tables_of_measures_are_the_committed_records():
     lines = plain_results()
     record = json.loads((ROOT / "results/cifar10-summit/result.json").read_text())
