@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.config import DivergenceSettings, load_recipe, override
-from deepbregman.method.losses import divergence_loss, nt_xent, usage_entropy
-from deepbregman.objectives import Step, ViewGroups, build_step
+from deepbregman.method.losses import divergence_loss, info_nce, nt_xent, usage_entropy
+from deepbregman.objectives import Outputs, Step, ViewGroups, build_step
 from deepbregman.objectives.divergence import DivergenceTerm
 from deepbregman.training.optimisers import build_optimiser
 
@@ -100,6 +100,33 @@ def test_a_view_is_not_compared_with_the_target_of_itself(sets):
     torch.testing.assert_close(found, torch.stack(losses).mean())
 
 
+@pytest.mark.parametrize(("same_views", "pairs"), [(False, 4), (True, 2)])
+def test_infonce_compares_the_same_pairs_at_the_temperature(same_views, pairs):
+    settings = DivergenceSettings(
+        weight=0.0, info_nce=1.0, source="bank", num_subnetworks=8, temperature=0.3, smoothing=0.2
+    )
+    beside = DivergenceTerm(settings, 6)
+    beside.network.push(normal(8, 6, seed=2))
+    bank, student, teacher = beside.network.weight.clone(), normal(2, 4, 6), normal(2, 4, 6, seed=1)
+    losses = [
+        info_nce(student[a], teacher[b], bank, temperature=0.3)
+        for a in range(2)
+        for b in range(2)
+        if not same_views or a != b
+    ]
+    assert len(losses) == pairs
+    found = beside(student, teacher, same_views).terms["info_nce"]
+    torch.testing.assert_close(found, torch.stack(losses).mean())
+
+
+def test_a_match_without_smoothing_is_equation_6():
+    scores, targets = normal(1, 4, 6), normal(1, 4, 6, seed=1)
+    found = term(compare="match", smoothing=0.0)(scores, targets).terms["divergence"]
+    pairs = zip(scores[0].tolist(), targets[0].tolist(), strict=True)
+    expected = [max(p) - p[q.index(max(q))] for p, q in pairs]
+    assert found.item() == pytest.approx(sum(expected) / 4)
+
+
 def test_a_single_view_has_no_divergence_to_itself():
     """It would be 0, and look as if all positives agreed."""
     names = {"divergence_positives", "divergence_negatives"}
@@ -131,6 +158,12 @@ class TestLearntSigma:
     def test_a_loss_without_sigma_learns_none(self, settings):
         """Several processes would wait for its gradient."""
         assert term(learn_sigma=True, **settings).log_sigma is None
+
+    def test_a_run_logs_it(self):
+        step = tiny_step(**{"divergence.learn_sigma": True, "divergence.sigma": 0.8})
+        assert {name: value.item() for name, value in step.metrics().items()} == {
+            "sigma": pytest.approx(0.8)
+        }
 
     def test_weight_decay_leaves_it_alone(self):
         config = override(
@@ -167,6 +200,25 @@ def test_the_total_is_equation_9_and_the_weight_can_rise():
         )
         expected = nt_xent(*outputs.student, temperature=step.objective.temperature)
         torch.testing.assert_close(terms["contrastive"], expected)
+
+
+def test_losses_are_logged_by_their_names_in_whatever_order_they_come():
+    step = tiny_step(**{"objective.name": "vicreg", "divergence.weight": 3.0})
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    uniforms = ViewGroups(step.views.main.draw(4, device="cpu"))
+    expected = name_terms(step, step(images, None, uniforms))
+    assert len(set(expected.values())) == 4
+    forward = step.objective.forward
+
+    def turn_round(*inputs: Any) -> Outputs:
+        outputs = forward(*inputs)
+        return outputs._replace(terms=dict(reversed(outputs.terms.items())))
+
+    step.objective.forward = turn_round
+    outputs = step(images, None, uniforms)
+    torch.testing.assert_close(name_terms(step, outputs), expected)
+    total = sum(step.weights[name] * value for name, value in expected.items())
+    torch.testing.assert_close(outputs.total.detach(), total)
 
 
 def test_without_weight_there_is_no_divergence():

@@ -72,15 +72,28 @@ def test_every_view_of_supcon_has_the_label_of_its_image():
     torch.testing.assert_close(outputs.terms["contrastive"].detach(), expected, rtol=1e-6, atol=0.0)
 
 
-def test_images_of_a_class_are_to_diverge_less():
-    margin = {"objective.margin": 0.7, "objective.form": "moment"}
+def diverge(form: str, p: list[float], q: list[float]) -> float:
+    """By max, by its smooth form, or by the squared distance of the scores."""
+    if form == "max":
+        return max(p) - p[q.index(max(q))]
+    if form == "moment":
+        return math.dist(p, q) ** 2
+    total_p, total_q = (sum(math.exp(score) for score in scores) for scores in (p, q))
+    slope = sum(math.exp(b) / total_q * (a - b) for a, b in zip(p, q, strict=True))
+    return math.log(total_p) - math.log(total_q) - slope
+
+
+@pytest.mark.parametrize("form", ["max", "smooth", "moment"])
+def test_images_of_a_class_are_to_diverge_less(form):
+    margin = {"objective.margin": 0.7, "objective.form": form}
     objective, outputs = outputs_of("deep-divergence", **margin)
+    assert objective.subnetworks.activation == "relu"
     z = outputs.student.detach().flatten(0, 1)
     scores = objective.subnetworks(z).tolist()
     same, different = [], []
     for i in range(14):
         for j in range(14):
-            distance = sum((a - b) ** 2 for a, b in zip(scores[i], scores[j], strict=True))
+            distance = diverge(form, scores[i], scores[j])
             if i != j and LABELS[i % 7] == LABELS[j % 7]:
                 same.append(distance)
             elif i != j:

@@ -201,6 +201,37 @@ def test_its_weight_is_that_of_its_whole_loss(name):
     assert thrice == pytest.approx({term: 3.0 * weight for term, weight in once.items()})
 
 
+AT_ONCE = ("deep-divergence", "simclr", "simclr-v2", "supcon")
+"""They compare all samples of a batch with each other."""
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in (*AT_ONCE, "moco-v2", "pirl")]
+)
+def test_the_loss_of_three_views_is_the_mean_over_pairs_of_them(name):
+    objective = build(configure(name)).objective.double()
+    views, weak = methods.draw_views(3, 8), methods.draw_views(2, 8)
+    random = objective.draw(8, device=torch.device("cpu"), generator=torch.Generator())
+    samples = Samples(torch.arange(8), LABELS[:8], random if random is None else random.double())
+
+    def compute(*places: int) -> dict[str, float]:
+        groups = ViewGroups(views[list(places)], weak if name in TAKE["weak_views"] else None)
+        terms = objective(groups, gather_alone, samples).terms
+        objective.load_state_dict(state)  # the queue as it was
+        return {term: loss.item() for term, loss in terms.items()}
+
+    for part in objective.modules():
+        if isinstance(part, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
+            part.momentum = 1.0
+    state = objective.state_dict()
+    compute(0, 1, 2)  # sets the running statistics, so that embeddings differ
+    state = copy.deepcopy(objective.eval().state_dict())
+    pairs = [compute(0, 1), compute(0, 2), compute(1, 2)]
+    assert len({tuple(pair.values()) for pair in pairs}) == 3
+    mean = {term: sum(pair[term] for pair in pairs) / 3 for term in pairs[0]}
+    assert compute(0, 1, 2) == pytest.approx(mean, rel=1e-6)
+
+
 # No gradient reaches pixels through CMC's split of colours, nor through PIRL's cut into patches.
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("cmc", "pirl")])
 def test_every_view_teaches_the_encoder_unless_it_is_a_target(name):

@@ -75,6 +75,13 @@ def test_whitened_components_have_variance_1_and_no_covariance():
     assert whiten(torch.ones(3, 2, dtype=torch.float64), shrinkage=0.1).isfinite().all()
 
 
+def test_shrinkage_moves_variances_towards_1():
+    z = 3.0 * normal(9, 1)
+    centred = z - z.mean()
+    expected = centred / (0.8 * z.var() + 0.2).sqrt()
+    torch.testing.assert_close(whiten(z, shrinkage=0.2), expected)
+
+
 @pytest.mark.parametrize(
     "loss",
     [

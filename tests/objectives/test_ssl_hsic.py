@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from scipy.stats import kstest
 from torch import Tensor
 
 from deepbregman.config.methods import SSLHSICSettings
@@ -33,6 +34,18 @@ def test_features_estimate_the_inverse_multiquadric_kernel():
             squared = sum((a - b) ** 2 for a, b in zip(z[i].tolist(), z[j].tolist(), strict=True))
             expected = 1.5 / math.sqrt(1.5**2 + squared)
             assert float(features[i] @ features[j]) == pytest.approx(expected, abs=0.01)
+
+
+def test_directions_and_lengths_are_drawn_normal_and_phases_uniform():
+    objective = build_step(configure("ssl-hsic", **{"objective.features": 2000})).objective
+    generator = torch.Generator().manual_seed(0)
+    drawn = objective.draw(5, device=torch.device("cpu"), generator=generator)
+    assert drawn.shape == (2, 2000, 6 + 2)
+    for column in range(8):
+        law = "norm" if column < 7 else "uniform"
+        for part in drawn[..., column].numpy():
+            assert kstest(part, law).pvalue > 1e-3
+    assert not torch.equal(drawn[0], drawn[1])
 
 
 def kernel(a: Tensor, b: Tensor) -> float:

@@ -215,6 +215,8 @@ def test_prototypes_are_cosines():
     prototypes, z = Prototypes(5, 4), torch.randn(3, 4)
     expected = F.cosine_similarity(z[:, None], prototypes.weight[None], dim=2)
     torch.testing.assert_close(prototypes(z), expected)
+    # Longer ones would turn more slowly: the scores do not depend on the length.
+    torch.testing.assert_close(prototypes.weight.norm(dim=1), torch.ones(5))
 
 
 @pytest.mark.parametrize(
@@ -310,8 +312,9 @@ def test_the_bank_takes_embeddings_in_training_only():
         assert int(step.divergence.network.pushed) == pushed
 
 
-def test_the_teacher_gets_no_gradient_and_follows():
-    step = build_step(configure())
+@pytest.mark.parametrize(("schedule", "moved"), [("constant", 0.1), ("cosine", 0.05)])
+def test_the_teacher_gets_no_gradient_and_follows(schedule, moved):
+    step = build_step(configure(**{"teacher.schedule": schedule}))
     take_step(step).total.backward()
     assert all(parameter.grad is None for parameter in step.teacher.parameters())
     optimised = {id(p) for group in step.parameter_groups() for _, p in group.parameters}
@@ -320,7 +323,7 @@ def test_the_teacher_gets_no_gradient_and_follows():
     with torch.no_grad():
         step.objective.projection[0].weight += 1.0
     step.after_step(0.5)
-    torch.testing.assert_close(step.teacher.network[1][0].weight, before + 0.1)
+    torch.testing.assert_close(step.teacher.network[1][0].weight, before + moved)
 
 
 def test_prototypes_have_a_teacher_of_their_own():

@@ -75,7 +75,8 @@ def test_the_bar_fits_into_80_columns(clock):
     ],
 )
 def test_a_line_on_a_terminal_fits_into_it(clock, width, line):
-    record = {**RECORD, "epoch": 100, "contrastive": 0.5, "divergence": 0.25}
+    terms = {"contrastive": 0.5, "divergence": 0.25, "active_subnetworks": 7.0}
+    record = {**RECORD, "epoch": 100, **terms}
     shown = open_display(force_terminal=True)
     shown.console.width = width
     shown.show_epoch(record)
@@ -83,7 +84,7 @@ def test_a_line_on_a_terminal_fits_into_it(clock, width, line):
     shown = open_display()  # a log file has everything
     shown.show_epoch(record)
     assert printed(shown).endswith(
-        "  lr 5.00e-01  rank 12.5  kNN 88.2 %  images/s 1,000  views/s 3,000\n"
+        "  lr 5.00e-01  active 7  rank 12.5  kNN 88.2 %  images/s 1,000  views/s 3,000\n"
     )
 
 
@@ -173,6 +174,18 @@ def test_a_long_run_gets_one_hint(clock, seconds, hints):
         clock.now = seconds * step
         shown.show_step(step)
     assert printed(shown).count("at this speed the run takes another") == hints
+
+
+def test_a_verdict_is_told_when_it_changes_and_at_the_end(clock):
+    shown = open_display()
+    words = {5: "learning", 10: "learning", 15: "saturated", 195: "saturated", 200: "saturated"}
+    for epoch, word in words.items():
+        shown.show_verdict({"epoch": epoch, "verdict": word, "reason": f"by epoch {epoch}"})
+    assert printed(shown).splitlines() == [
+        "health: learning (by epoch 5)",
+        "health: saturated (by epoch 15)",
+        "health: saturated (by epoch 200)",
+    ]
 
 
 def test_a_warning_is_not_repeated_every_epoch(clock):

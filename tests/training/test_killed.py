@@ -189,17 +189,27 @@ def test_killed_before_there_is_a_folder(command_line, recipe, reference, tmp_pa
     assert_same_end(Run.open(folder), reference)
 
 
-def test_events_for_tensorboard_are_written_before_the_checkpoint(command_line, recipe, tmp_path):
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_events_for_tensorboard_are_those_of_the_metrics(command_line, recipe, tmp_path, moment):
+    """Written before the checkpoint, and taken back where the epoch is trained again."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = tmp_path / "run"
     words = (*new(recipe, folder), "--training.tensorboard")
-    assert command_line.run(*words, exit_at=(SAVE, "after", 3)) == 9
+    assert command_line.run(*words, exit_at=(SAVE, moment, 3)) == 9
     command_line.finish(*on(folder))
-    events = EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("total")
-    assert [event.step for event in events] == [2, 4, 6]
-    values = [row["total"] for row in Run.open(folder).metrics()]
-    assert [event.value for event in events] == pytest.approx(values, rel=1e-6)
+    events, rows = (
+        EventAccumulator(str(folder / "tensorboard")).Reload(),
+        Run.open(folder).metrics(),
+    )
+    assert [row["step"] for row in rows] == [2, 4, 6]
+    names = {name for row in rows for name, value in row.items() if not isinstance(value, str)}
+    assert set(events.Tags()["scalars"]) == names
+    for name in names:
+        found = {event.step: event.value for event in events.Scalars(name)}
+        assert len(found) == len(events.Scalars(name))
+        expected = {row["step"]: row[name] for row in rows if name in row}
+        assert found == pytest.approx(expected, rel=1e-6)
 
 
 def kill_while_writing(command_line: CommandLine, folder: Path, *words: object) -> None:
