@@ -615,7 +615,7 @@ class TestErrors:
         expected = {
             "unreadable": "--set data.skip_unreadable=true",
             "unlabelled": "has no labels",
-            "few": f"training.batch_size {batch} (times training.accumulate 1) needs {batch} ",
+            "few": f"training.batch_size {batch} needs {batch} ",
             "single": "no two training images of a" if verb == "tune" else "has no test image",
         }
         assert expected[fault] in err

@@ -355,6 +355,16 @@ class TestSteps:
         with pytest.raises(UserError, match="multiple of their number"):
             count_steps(short_config, 300, world_size=3)
 
+    def test_too_few_images_for_a_step_are_told_what_helps(self, short_config):
+        """A batch of two is the smallest, so with one image there is nothing to lower."""
+        several = override(short_config, {"training.batch_size": 8, "training.accumulate": 3})
+        words = "batch_size 8 times training.accumulate 3 needs 24 images for a step, but there are"
+        with pytest.raises(UserError, match=f"{words} 23 to pretrain on: lower it, or give more"):
+            count_steps(several, 23)
+        pair = override(short_config, {"training.batch_size": 2})
+        with pytest.raises(UserError, match=r"2 needs 2 .* there is 1 to pretrain on: give more"):
+            count_steps(pair, 1)
+
 
 class TestResume:
     @pytest.mark.parametrize("stop_at", [1, 2, 3])

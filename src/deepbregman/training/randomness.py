@@ -80,10 +80,12 @@ def count_steps(config: Config, num_images: int, world_size: int = 1) -> int:
         )
     needed = settings.batch_size * settings.accumulate
     if num_images < needed and settings.epochs:
+        times = f" times training.accumulate {settings.accumulate}" * (settings.accumulate > 1)
+        lower = "lower it, or " * (num_images > 1)  # a batch has two images or more
+        have = "is 1" if num_images == 1 else f"are {num_images}"
         raise UserError(
-            f"training.batch_size {settings.batch_size} (times training.accumulate "
-            f"{settings.accumulate}) needs {needed} images for a step, but there are {num_images} "
-            "to pretrain on: lower it, or give more images"
+            f"training.batch_size {settings.batch_size}{times} needs {needed} images for a step, "
+            f"but there {have} to pretrain on: {lower}give more images"
         )
     return max(1, num_images // needed)  # a run without epochs may have fewer images
 
