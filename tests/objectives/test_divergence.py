@@ -40,6 +40,16 @@ def test_its_numbers_reach_the_loss():
     torch.testing.assert_close(found, divergence_loss(*scores, **numbers, temperature=0.2))
 
 
+def test_its_settings_reach_the_subnetworks():
+    settings: dict[str, Any] = {"norm": "hidden", "activation": "relu", "normalise_input": True}
+    network = DivergenceTerm(
+        DivergenceSettings(num_subnetworks=7, hidden=3, dropout=0.25, **settings), 5
+    ).network
+    assert network.weight1.shape == (5, 7, 3)
+    assert network.dropout.p == 0.25
+    assert {name: getattr(network, name) for name in settings} == settings
+
+
 @pytest.mark.parametrize(("smoothing", "temperature"), [(0.0, 1.0), (0.3, 0.3)])
 def test_the_usage_bonus_assigns_by_the_smoothing(smoothing, temperature):
     scores = normal(2, 4, 6)

@@ -288,6 +288,16 @@ def test_gradients_of_the_predictors(name):
     assert torch.autograd.gradcheck(compute, inputs, fast_mode=True)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_all_networks_run_in_bfloat16_where_a_run_is_mixed(mixed):
+    objective = build(configure("byol"), mixed=mixed).objective
+    views = methods.draw_views(2, 4).float()
+    z = objective.embed(views)[1]
+    predicted = objective.apply_head(objective.predictor, z.float())
+    for found in (z, predicted, objective.teach(views, gather_alone)):
+        assert found.dtype == (torch.bfloat16 if mixed else torch.float32)
+
+
 @pytest.mark.slow  # bfloat16 on a CPU
 @pytest.mark.parametrize("name", NAMES)
 def test_its_loss_is_finite_in_bfloat16(name):

@@ -74,6 +74,27 @@ def test_a_method_that_takes_no_such_group_refuses_it_by_name():
         configure(**{"weak_views.jitter": [0.0, 0.0, 0.0, 0.6]})
 
 
+def test_weights_are_drawn_from_the_seed_and_from_nothing_else():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one = build_step(configure()).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    again, other = (build_step(configure(seed=seed)).state_dict() for seed in (0, 1))
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    drawn = [name for name in one if name.endswith("weight") and one[name].ndim > 1]
+    assert len(drawn) > 8
+    assert not [name for name in drawn if torch.equal(one[name], other[name])]
+
+
+@pytest.mark.parametrize(("normalises", "mean", "deviation"), [(True, 0.3, 0.2), (False, 0.0, 1.0)])
+def test_pixels_are_normalised_unless_they_are_not_to_be(normalises, mean, deviation):
+    config = configure(**{"encoder.normalise_pixels": normalises})
+    encoder = build_step(config, mean=(0.3,) * 3, deviation=(0.2,) * 3).objective.encoder
+    assert encoder.mean.flatten().tolist() == pytest.approx([mean] * 3)
+    assert encoder.deviation.flatten().tolist() == pytest.approx([deviation] * 3)
+
+
 def test_a_group_has_its_own_strengths_and_leaves_the_main_draws_as_they_were():
     changes = {"small_views.num_views": 3, "views.relative_size": 0.75}
     both, plain = configure(**changes), override(load_recipe("digits"), {"training.batch_size": 32})

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from scipy.stats import ks_2samp
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,7 +15,7 @@ from deepbregman.method.networks import build_encoder
 from deepbregman.method.patches import cut_patches
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.amdim import tell_places
-from deepbregman.objectives.cpc import CPC, ContextNetworks, patch_info_nce
+from deepbregman.objectives.cpc import CPC, ContextNetworks, DirectedLinear, patch_info_nce
 from deepbregman.objectives.dim import info_nce_of_places, jensen_shannon
 from deepbregman.objectives.step import gather_alone
 from deepbregman.objectives.teacher import Teacher
@@ -211,6 +212,14 @@ def test_gradients():
     itself = torch.zeros(4, 5, dtype=torch.bool)
     inputs = (z, Z.flip(0).requires_grad_(), normal(5, 3, seed=2).requires_grad_(), itself)
     assert torch.autograd.gradcheck(patch_info_nce, inputs)
+
+
+def test_layers_of_directions_start_as_linear_layers():
+    torch.manual_seed(0)
+    layer, theirs = DirectedLinear(4, 100, 60), torch.nn.Linear(100, 240)
+    for mine, expected in ((layer.weight, theirs.weight), (layer.bias, theirs.bias)):
+        parts = (values.detach().flatten().numpy() for values in (mine, expected))
+        assert ks_2samp(*parts).pvalue > 1e-3
 
 
 def test_a_context_sees_the_rows_above_and_its_own_and_none_below():

@@ -98,6 +98,14 @@ def test_slow_first_steps_do_not_tell_the_time_left(clock):
     assert shown.left == "17 min left"  # 1,988 steps of half a second
 
 
+def test_the_time_left_of_a_resumed_run_is_that_of_its_own_steps(clock):
+    shown = open_display()
+    shown.show_step(900)
+    clock.now = 100.0
+    shown.show_step(920)
+    assert shown.left == "1 h 30 min left"  # 1,080 steps of 5 seconds
+
+
 def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock):
     shown = open_display()
     for step in range(31):  # of 10 seconds
@@ -141,6 +149,16 @@ def test_the_line_of_an_epoch_tells_it_too(clock, options, epoch, words):
     shown.show_step(20)
     shown.show_epoch(RECORD | {"epoch": epoch})
     assert printed(shown).splitlines()[-1].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs"), [(2, [1, 2, 4, 5]), (9, [1, 5]), (0, [1, 2, 3, 4, 5])]
+)
+def test_the_first_and_the_last_epoch_always_get_a_line(clock, every, epochs):
+    shown = Display(Console(file=io.StringIO()), epochs=5, steps_per_epoch=1, report_every=every)
+    for epoch in range(1, 6):
+        shown.show_epoch({"epoch": epoch, "total": 0.5})
+    assert printed(shown).splitlines() == [f"epoch    {n} of 5  loss 0.5000" for n in epochs]
 
 
 def test_on_a_terminal_the_bar_tells_it(clock):

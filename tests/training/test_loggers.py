@@ -15,7 +15,7 @@ from deepbregman.errors import Diverged, Notice, UserError
 from deepbregman.runs import CHANGEABLE, Record, Run
 from deepbregman.training import loggers, loop
 from deepbregman.training.faults import Guard, Interrupted
-from deepbregman.training.loggers import BACKENDS, BackgroundLogger, Loggers
+from deepbregman.training.loggers import BACKENDS, BackgroundLogger, Loggers, keep_identity
 
 
 def with_loggers(config: Config, *names: str) -> Config:
@@ -166,6 +166,12 @@ def test_a_run_that_fails_leaves_no_thread_of_tensorboard(tiny_config, tmp_path,
         pretrain(with_loggers(tiny_config, "tensorboard"), run=tmp_path / "run")
     assert list((tmp_path / "run" / "tensorboard").iterdir())
     assert not [thread for thread in threading.enumerate() if "Writer" in type(thread).__name__]
+
+
+def test_a_resumed_run_keeps_the_name_by_which_a_logger_knows_it(tmp_path):
+    names = iter("abc")
+    for key, expected in (("wandb", "a"), ("mlflow here", "b"), ("wandb", "a"), ("mlflow", "c")):
+        assert keep_identity(Run(tmp_path), key, lambda: next(names)) == expected
 
 
 def test_a_resumed_run_may_have_other_loggers():
