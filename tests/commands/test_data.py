@@ -184,11 +184,15 @@ class TestCheck:
         for i in range(3):
             _save(tmp_path / "photos" / "cats" / f"{i}.png", 6, 9 + i)
         _save(tmp_path / "photos" / "dogs" / "0.jpg", 12, 5)
-        (tmp_path / "photos" / "notes.txt").write_text("x")
+        for name in ("notes.txt", "photo.heix"):
+            (tmp_path / "photos" / name).write_text("x")
         code, out, err = command("check", tmp_path / "photos")
         assert (code, err) == (0, "")
-        for part in ("4 in 2 classes", "cats", "from 6 x 5 to 12 x 11 px", "unreadable"):
+        for part in ("4 in 2 classes", "cats", "5 to 11 px wide, 6 to 12 px high", "unreadable"):
             assert part in out
+        assert "if these sub-folders are not classes, put one image beside them" in out
+        assert "not images: 2 other files (1 .heix, 1 .txt)" in out
+        assert f"next: deepbregman pretrain {tmp_path / 'photos'}" in out
         content = (tmp_path / "photos" / "dogs" / "0.jpg").read_bytes()
         (tmp_path / "photos" / "dogs" / "0.jpg").write_bytes(content[: len(content) * 2 // 3])
         code, out, err = command("check", tmp_path / "photos")
@@ -225,7 +229,16 @@ class TestCheck:
         code, out, err = command("check", tmp_path / "a.npz")
         assert (code, err) == (0, "")
         assert "5 in 2 classes" in out
-        assert "8 x 6 px" in out
+        assert "6 px wide, 8 px high" in out
+
+    def test_a_folder_with_the_name_of_a_dataset(self, command, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        _save(tmp_path / "voc" / "0.jpg", 12, 5)
+        said = "note: voc means the dataset of that name; for the folder, write ./voc"
+        assert said in command("check", "voc")[2]
+        code, out, err = command("check", "./voc")
+        assert (code, err) == (0, "")
+        assert "next: deepbregman pretrain ./voc" in out
 
     def test_a_mapped_archive_is_verified_all_the_same(self, command, tmp_path, monkeypatch):
         pixels = np.random.default_rng(0).integers(0, 256, (9, 80, 60), dtype=np.uint8)

@@ -24,6 +24,7 @@ from deepbregman.terminal import (
 )
 
 from .parameters import Reporter
+from .pretrain_options import tell_of_folder
 
 if TYPE_CHECKING:
     from deepbregman.data import Source
@@ -60,6 +61,8 @@ def check(name: Name, root: Path = Path("data"), progress: Reporter = None) -> "
     Returns:
         What was found and the problems; without problems it is complete.
     """
+    if name in DATASETS:
+        tell_of_folder(name, "dataset")
     find_source(name, with_boxes=True)  # before torch is loaded
     from deepbregman.data.checking import check_data
 
@@ -166,10 +169,12 @@ def show_check(report: "CheckReport", console: Console) -> None:
     for name, reason in report.unreadable.items():
         say(console, f"{name}: {reason}", "yellow")
     report.require_complete()
-    if report.note:
-        say(console, report.note, "yellow")
-    else:
+    for note in report.notes:
+        say(console, note, "yellow")
+    if not report.unreadable:
         say(console, f"{report.name}: complete")
+    if report.name not in DATASETS:
+        say(console, f"next: deepbregman pretrain {shlex.quote(report.name)}")
 
 
 def show_prepare(record: Record, console: Console) -> None:

@@ -100,7 +100,7 @@ def insert_auto(words: list[str]) -> list[str]:
     path = Path(words[0])
     if words[0] in recipes():
         if not has_data:
-            _tell_of_folder(words[0], "recipe")
+            tell_of_folder(words[0], "recipe")
         return words
     if path.suffix == ".toml":
         return words
@@ -115,7 +115,7 @@ def insert_auto(words: list[str]) -> list[str]:
             f"longer from its weights: {suggest_longer(path, None)}"
         )
     if words[0] in DATASETS:
-        _tell_of_folder(words[0], "dataset")
+        tell_of_folder(words[0], "dataset")
     if words[0] in DATASETS or path.is_dir() or stored:
         _refuse_second_name(words)
         return [AUTO, "--data", *words]
@@ -134,7 +134,7 @@ def _refuse_second_name(words: list[str]) -> None:
         raise UserError(f"{after[0]!r} follows {words[0]}, which names the images: {fix}")
 
 
-def _tell_of_folder(name: str, kind: str) -> None:
+def tell_of_folder(name: str, kind: str) -> None:
     """Tell the user how to name a folder that has the name of a recipe or of a dataset."""
     if Path(name).is_dir():
         words = f"{name} means the {kind} of that name; for the folder, write ./{name}"

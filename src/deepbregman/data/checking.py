@@ -11,7 +11,14 @@ from deepbregman.data.archives import open_archive, verify_checksums
 from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
 from deepbregman.data.decoding import UnreadableImage, decode_frame, read_size
 from deepbregman.data.downloads import list_checksums
-from deepbregman.data.folders import Listing, list_folder, quote_some
+from deepbregman.data.folders import (
+    NOT_CLASSES,
+    Listing,
+    describe_ignored,
+    explain_ignored,
+    list_folder,
+    quote_some,
+)
 from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.frames import map_files
 from deepbregman.data.images import ArrayImages, ImagePlace, StoredImage
@@ -35,8 +42,8 @@ class CheckReport:
     problems: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
     """Images that cannot be read, each with the reason."""
-    note: str = ""
-    """Images that pretraining can leave out."""
+    notes: list[str] = field(default_factory=list)
+    """What pretraining leaves out or takes for classes, and how to change that."""
 
     def count(self, what: str, found: int, expected: Sequence[int]) -> None:
         """Note a number of images, and whether it is as published."""
@@ -110,7 +117,11 @@ def _check_images(path: Path, report: CheckReport, progress: ReportProgress) -> 
         _count_classes(title, len(mine), labels, found.classes, report)
         places += mine
     if isinstance(found, Listing):
-        report.rows.append(("other files", f"{sum(found.ignored.values()):,}"))
+        if found.classes and found.test is None:
+            report.notes.append(f"sub-folders count as classes; {NOT_CLASSES}")
+        if found.ignored:
+            words = f"{describe_ignored(found.ignored)}{explain_ignored(found.ignored)}"
+            report.notes.append(f"not images: {words}")
     sizes = map_files(_decode_and_measure, places, partial(progress, "decoding"))
     pairs = list(zip(places, sizes, strict=True))
     broken = {str(place): e.reason for place, e in pairs if isinstance(e, UnreadableImage)}
@@ -122,7 +133,7 @@ def _check_images(path: Path, report: CheckReport, progress: ReportProgress) -> 
         return
     report.rows.append(("sizes", _format_sizes(known)))
     if broken:
-        report.note = (
+        report.notes.append(
             f"{count_words(len(broken), 'image')} cannot be read: "
             "the recipe auto leaves such images out, others do with --skip-unreadable"
         )
@@ -146,11 +157,10 @@ def _check_archive(path: Path, report: CheckReport, progress: ReportProgress) ->
 
 
 def _format_sizes(sizes: Sequence[Sequence[int]]) -> str:
-    heights, widths = zip(*sizes, strict=True)
-    low, high = (min(heights), min(widths)), (max(heights), max(widths))
-    if low == high:
-        return f"{low[0]} x {low[1]} px"
-    return f"from {low[0]} x {low[1]} to {high[0]} x {high[1]} px"
+    """Write the range of widths and of heights; the sizes are (height, width)."""
+    heights, widths = ((min(sides), max(sides)) for sides in zip(*sizes, strict=True))
+    ranges = (f"{low}" if low == high else f"{low} to {high}" for low, high in (widths, heights))
+    return "{} px wide, {} px high".format(*ranges)
 
 
 def _count_classes(

@@ -33,6 +33,12 @@ ISIC_CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 _WNID = re.compile(r"n\d{8}")
 
 
+NOT_CLASSES = (
+    "if these sub-folders are not classes, put one image beside them: then it trains on all"
+)
+"""What to do if sub-folders are years or places; else a fifth of the images is left out."""
+
+
 class Files(NamedTuple):
     """The image files of one split, in the order they are numbered by."""
 
@@ -126,6 +132,13 @@ def list_folder(folder: Path) -> Listing:
     train = _label(trees[0], classes)
     test = _label(trees[1], classes) if len(trees) == 2 else None
     return Listing(folder, train, test, classes, ignored=tree.ignored)
+
+
+def describe_ignored(ignored: Mapping[str, int]) -> str:
+    """Count the files that are not images, in all and of each of the most frequent kinds."""
+    kinds = sorted(ignored.items(), key=lambda kind: (-kind[1], kind[0]))
+    named = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:6])
+    return f"{count_words(sum(ignored.values()), 'other file')} ({named})"
 
 
 def explain_ignored(ignored: Mapping[str, int]) -> str:

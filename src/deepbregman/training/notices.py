@@ -8,7 +8,7 @@ from rich.table import Table
 
 from deepbregman.config import Config
 from deepbregman.data import Source
-from deepbregman.data.folders import explain_ignored
+from deepbregman.data.folders import NOT_CLASSES, describe_ignored, explain_ignored
 from deepbregman.runs import Run, is_complete
 from deepbregman.terminal import count_words, format_duration, join_words, say
 
@@ -95,22 +95,19 @@ def describe_job(
         words = "labels evaluate the encoder, they do not train it"
         names = None if source.test is None else source.test.names
         if names and not resuming and names[0].partition("/")[0] in source.classes:
-            way = "put one image beside them: then it trains on all"  # test images were set aside
-            words = f"{words}; if these sub-folders are not classes, {way}"
+            words = f"{words}; {NOT_CLASSES}"  # test images were set aside
         yield f"{count_words(len(source.classes), 'class')}: {named}; {words}"
     if start is not None:
         yield f"the encoder starts from the weights of {start}; its heads are new"
     per_epoch = job.steps_per_epoch * settings.batch_size * settings.accumulate
-    kinds = sorted(source.ignored.items(), key=lambda kind: (-kind[1], kind[0]))
     counts = {
         "images of the test split": 0 if source.test is None else len(source.test),
         "held out for the monitor": num_held_out,
         "of each epoch, which fill no batch (other images each time)": num_images - per_epoch,
     }
     unused = [f"{count:,} {what}" for what, count in counts.items() if count]
-    named = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:6])
-    if ignored := sum(source.ignored.values()):
-        unused.append(f"{count_words(ignored, 'other file')} ({named})")
+    if source.ignored:
+        unused.append(describe_ignored(source.ignored))
     if unused:
         yield f"not trained on: {'; '.join(unused)}{explain_ignored(source.ignored)}"
 
