@@ -589,6 +589,24 @@ def test_errors(command, run, tmp_path, monkeypatch, lines, words, expected):
     assert (tmp_path / "old.csv").read_text() == "precious"
 
 
+def test_a_table_of_a_dataset_names_images_without_their_extension(command, run, photos, tmp_path):
+    """As HAM10000 does. A name that two images share, but for the extension, is refused."""
+    folder = shutil.copytree(photos, tmp_path / "photos" / "part one")
+    lines = [f"{index},{name[:-4]},{name.partition('-')[0]}" for index, name in enumerate(FEW)]
+    table = tmp_path / "metadata.csv"
+    table.write_text("\n".join(["lesion_id,image_id,label", *lines]) + "\n")
+    words = ("label", run.path, "--labels", table, "--data", folder.parent, "--out")
+    code, _, err = command(*words, tmp_path / "all.csv")
+    assert code == 0, err
+    rows = list(csv.DictReader((tmp_path / "all.csv").open()))
+    given = {row["image"]: row["label"] for row in rows if row["given"] == "yes"}
+    assert given == {f"part one/{name}": name.partition("-")[0] for name in FEW}
+    Image.open(folder / "red-0.png").save(folder / "red-0.jpg")
+    code, _, err = command(*words, tmp_path / "again.csv")
+    assert code == 2
+    assert "1 of 8 names are not images of the data ('red-0')" in err
+
+
 def test_names_that_a_table_protects_are_found(run, photos, tmp_path):
     """A spreadsheet would take them for formulas, so tables put an apostrophe before them."""
     shutil.copytree(photos, tmp_path / "photos")

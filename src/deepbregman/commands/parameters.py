@@ -94,12 +94,13 @@ def list_images(config: Config, data: str | None) -> "Listing | None":
 def find_unknown_names(names: Iterable[str], listing: "Listing") -> list[str]:
     """Return the names that cannot be those of listed images, of places in the data, or of files.
 
-    Only the last part of a name is looked at.
+    Only the last part of a name is looked at; it may lack its extension.
     """
     from deepbregman.data.labels import join_accents
     from deepbregman.evaluation.search_index import PLACE
 
-    known = {join_accents(path.name) for files in listing.splits.values() for path in files.paths}
+    paths = [path for files in listing.splits.values() for path in files.paths]
+    known = {join_accents(name) for path in paths for name in (path.name, path.stem)}
 
     def is_known(name: str) -> bool:
         return join_accents(Path(name).name) in known or PLACE.fullmatch(name) is not None

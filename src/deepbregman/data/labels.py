@@ -16,7 +16,7 @@ from deepbregman.errors import UserError
 from deepbregman.files import restore_text
 from deepbregman.terminal import count_words
 
-IMAGE_COLUMNS = ("image", "file", "filename", "name", "path")
+IMAGE_COLUMNS = ("image", "file", "filename", "name", "path", "image_id", "image_name")
 LABEL_COLUMNS = ("label", "class")
 
 
@@ -135,7 +135,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
         if found is None:
             raise UserError(
                 f"{where}: the first line is {first.strip()[:80]!r}; it must name the columns, "
-                "image and label among them"
+                f"image and label among them; write {key} over the column of {key}s"
             )
         header[header.index(found)] = key
     table = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]

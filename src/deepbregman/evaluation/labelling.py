@@ -175,8 +175,9 @@ def match_images(
 ) -> tuple[dict[int, str], list[Path], set[int]]:
     """Find the images that labels are given to.
 
-    A name is that of the gallery, a path, or the last part of a path if it is unique. Any other
-    file is the image with the same bytes, or an example of its own.
+    A name is that of the gallery, a path, or the last part of a path if it is unique, with or
+    without its extension. Any other file is the image with the same bytes, or an example of its
+    own.
 
     Returns:
         The label by position; the files from elsewhere, whose positions follow those of the
@@ -216,9 +217,11 @@ class ImageFinder:
     def __init__(self, gallery: Gallery) -> None:
         self._names = {name: index for index, name in enumerate(gallery.names)}
         self._joined = {join_accents(name): index for name, index in self._names.items()}
-        last = [name.rpartition("/")[2] for name in gallery.names]
-        counts = Counter(last)
-        self._last = {name: index for index, name in enumerate(last) if counts[name] == 1}
+        self._last: dict[str, int] = {}
+        whole = [name.rpartition("/")[2] for name in gallery.names]
+        for last in ([os.path.splitext(name)[0] for name in whole], whole):  # a whole name counts
+            counts = Counter(last)
+            self._last |= {name: index for index, name in enumerate(last) if counts[name] == 1}
         self._paths: dict[str, int] = {}
         self._sizes: dict[int, list[tuple[Path, int]]] = {}
         for name, start in gallery.starts.items():
