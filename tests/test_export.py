@@ -200,6 +200,9 @@ class TestSafetensors:
         expected = features_of(load_encoder(run.path), images)
         shutil.rmtree(run.path)
         assert written.files == (out,)
+        names: dict[str, Any] = {"images": images}
+        exec(written.usage, names)
+        assert_same(names["features"].detach(), expected)
         encoder = load_encoder(out)
         assert not encoder.training
         assert torch.equal(features_of(encoder, images), expected)

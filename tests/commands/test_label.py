@@ -14,12 +14,13 @@ from PIL import Image
 from rich.console import Console
 
 import deepbregman
-from deepbregman.commands.label import _find_surprises, show
+from deepbregman.commands.label import _find_surprises, draw, show
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import override
 from deepbregman.errors import UserError
 from deepbregman.evaluation.gallery import open_gallery, open_run
 from deepbregman.evaluation.labelling import draw_images
+from deepbregman.reporting import sheets
 from deepbregman.runs import Run
 
 
@@ -120,6 +121,19 @@ def test_a_sheet_that_exists_is_named_by_its_option(command, run, tmp_path):
         code, _, error = command(*words)
         assert code == 2
         assert f"--sheet {tmp_path / 'a.png'} exists" in error
+
+
+def test_the_picture_numbers_the_lines_of_the_table(run, tmp_path, monkeypatch):
+    """Names are cut to the width of an image, so a number says which line is which."""
+    drawn = []
+    monkeypatch.setattr(sheets, "write_contact_sheet", lambda path, panels: drawn.extend(panels))
+    found = draw(run.path, out=tmp_path / "few.csv", sheet=tmp_path / "few.png", suggest=3)
+    (strip,) = drawn[0].strips
+    assert strip.title == "label these first, in the order of few.csv"
+    lines = [(str(place), (name,)) for place, name in enumerate(found.names, start=1)]
+    assert [(tile.title, tile.lines) for tile in strip.tiles] == lines
+    more = draw(run.path, out=tmp_path / "more.csv", suggest=5)
+    assert more.names[:3] == found.names  # as the guide says
 
 
 def test_the_first_images_to_label_are_drawn(command, run, tmp_path):
@@ -598,10 +612,10 @@ def test_a_table_of_a_dataset_names_images_without_their_extension(command, run,
     words = ("label", run.path, "--labels", table, "--data", folder.parent, "--out")
     code, _, err = command(*words, tmp_path / "all.csv")
     assert code == 0, err
-    rows = list(csv.DictReader((tmp_path / "all.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
     given = {row["image"]: row["label"] for row in rows if row["given"] == "yes"}
     assert given == {f"part one/{name}": name.partition("-")[0] for name in FEW}
-    Image.open(folder / "red-0.png").save(folder / "red-0.jpg")
+    shutil.copy(folder / "red-0.png", folder / "red-0.jpg")
     code, _, err = command(*words, tmp_path / "again.csv")
     assert code == 2
     assert "1 of 8 names are not images of the data ('red-0')" in err
@@ -658,7 +672,7 @@ def test_more_errors(run, photos):
     with pytest.raises(UserError, match=r"'red-1.png' is 'blue' and 'red'"):
         deepbregman.label(run, {**few, str(photos / "red-1.png"): "blue"})
     everything = {path.name: path.name.partition("-")[0] for path in photos.iterdir()}
-    with pytest.raises(UserError, match=r"all 30 images .* have labels"):
+    with pytest.raises(UserError, match=r"all 30 images .* have labels.*other photos .*--data"):
         deepbregman.label(run, everything)
     with pytest.raises(UserError, match="'devergence' is not one of"):
         deepbregman.label(run, few, by=["devergence"])

@@ -251,6 +251,7 @@ def test_data_that_changed_since_pretraining_are_said(short_config, few_digits, 
     words = [str(one.message) for one in said if one.category is Notice]
     assert len(words) == (2 if noise else 0)
     assert all("own.npz' has changed since" in one for one in words)
+    assert all(one.endswith(f"new run with --encoder.weights {run.path}") for one in words)
     assert load_run(run, "cpu").model.sigma == pytest.approx(0.3)  # what was learnt
 
 

@@ -398,7 +398,7 @@ class TestResume:
         with pytest.raises(UserError, match=r"trained on 300 images.* now has 400"):
             Pretraining(short_config, digits(400), launch("cpu"), tmp_path / "run", resume=True)
         noise = ArrayImages(torch.randint_like(digits(300).pixels, 0, 256))
-        with pytest.raises(UserError, match=r"other images than .* contents differ.*put them back"):
+        with pytest.raises(UserError, match=r"contents differ.*put them back.*--encoder.weights"):
             Pretraining(short_config, noise, launch("cpu"), tmp_path / "run", resume=True)
         again = Pretraining(short_config, digits(300), launch("cpu"), tmp_path / "run", resume=True)
         assert again.step == job.step

@@ -207,8 +207,11 @@ def draw(
     drawn = draw_images(images, suggest, seed, with_pixels=sheet is not None)
     create_csv(out, [{"image": name, "label": ""} for name in drawn])
     if sheet is not None:
-        tiles = [(name, "", (), pixels) for name, pixels in drawn.items()]
-        _write_tiles(Path(sheet), "label these first", tiles)
+        tiles = [
+            (str(place), "", (name,), pixels)
+            for place, (name, pixels) in enumerate(drawn.items(), start=1)
+        ]
+        _write_tiles(Path(sheet), f"label these first, in the order of {out.name}", tiles)
     return FirstImages(tuple(drawn), out, sheet, images.loaded.run.path, images.other_data)
 
 

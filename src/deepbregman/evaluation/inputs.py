@@ -69,7 +69,8 @@ class LoadedRun:
         if changed:
             notify(
                 f"data {self.config.data.source!r} has changed since {self.run.path} was "
-                "pretrained: names, sizes or contents of its images differ",
+                "pretrained: names, sizes or contents of its images differ; to train on them as "
+                f"they are now, start a new run with --encoder.weights {self.run.path}",
                 stacklevel=5,
             )
         return changed

@@ -1,6 +1,7 @@
 """Label all images of a run's data from labels for a few, and say what to label next."""
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -107,7 +108,12 @@ def label_images(
     every = list(known.values())
     check_counts(every, "labels")
     if len(known) - len(outside) == len(names):
-        raise UserError(f"all {len(names)} images of {opened.data!r} have labels: none is left")
+        place = shlex.quote(str(opened.loaded.run.path))
+        raise UserError(
+            f"all {len(names)} images of {opened.data!r} have labels: none is left; to label other "
+            "photos by these, name their folder with --data; to see the labels on the map, run "
+            f"`deepbregman explore {place} --labels` with the same table"
+        )
     classes = tuple(sorted(set(every)))
     labels = torch.full((len(names) + len(outside),), -1)
     labels[list(known)] = torch.tensor(list(map(classes.index, every)))

@@ -88,9 +88,11 @@ def to_safetensors(source: TrainedEncoder) -> Content:
     metadata = {"format": "pt", "deepbregman": json.dumps(source.record)}
     data = safetensors.torch.save(_copy_tensors(source.encoder.state_dict()), metadata)
     own = ", encoder=module" if source.config.encoder.name == "custom" else ""
+    side = source.config.data.image_size
     usage = (
         "from deepbregman import load_encoder\n"
         f'encoder = load_encoder("FILE"{own})  # needs no run; the normalisation is inside\n'
+        f"features = encoder(images)  # uint8, or floats in [0, 1]: (N, 3, {side}, {side}), RGB\n"
     )
     return Content(data, usage)
 

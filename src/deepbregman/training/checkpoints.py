@@ -357,17 +357,19 @@ def check_resumable(
     require(state, REQUIRED, origin)
     before = from_toml(state["config"], origin)
     changes = check_settings(before, config, state["epoch"], origin)
+    fix = (
+        "a run continues only with the same images; put them back, or start a new run from its "
+        "weights, with --encoder.weights"
+    )
     if state["num_images"] != num_images:
         raise UserError(
             f"{origin} was trained on {state['num_images']} images, {config.data.source} now has "
-            f"{num_images} to pretrain on: a run continues only with the same images; put them "
-            "back, or start a new run"
+            f"{num_images} to pretrain on: {fix}"
         )
     if state["data"] != data:
         raise UserError(
             f"{origin} was trained on other images than {config.data.source} now has: names, sizes "
-            "or contents differ; a run continues only with the same images; put them back, or "
-            "start a new run"
+            f"or contents differ; {fix}"
         )
     if not changes:
         return found
