@@ -330,7 +330,8 @@ class TestViews:
         [
             (lambda images: images, r"shape \(6, 3, 12, 10\): \(6, 3, 8, 8\) is expected"),
             (lambda images: images[:2], "is expected"),
-            (lambda images: images[..., :8, :8] / 50 - 2, "leave out Normalize"),
+            (lambda images: images[..., :8, :8] / 50, "leave out Normalize"),
+            (lambda images: images[..., :8, :8] / 255 - 1, "leave out Normalize"),
             (lambda images: None, "returned a NoneType"),
             (lambda images: [images, images], "returned a list: .* called once for each view"),
             (v2.Compose([v2.Resize((8, 8)), v2.ToPILImage()]), "returned a Image"),

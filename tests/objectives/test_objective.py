@@ -96,7 +96,8 @@ def test_pixels_are_normalised_unless_they_are_not_to_be(normalises, mean, devia
 
 
 def test_a_group_has_its_own_strengths_and_leaves_the_main_draws_as_they_were():
-    changes = {"small_views.num_views": 3, "views.relative_size": 0.75}
+    changes = {"small_views.num_views": 3, "small_views.crop_area": [0.1, 0.3]}
+    changes |= {"views.relative_size": 0.75}
     both, plain = configure(**changes), override(load_recipe("digits"), {"training.batch_size": 32})
     shares = [BatchShare(config, 64, torch.device("cpu"), 0, 1) for config in (both, plain)]
     steps = [build_step(config) for config in (both, plain)]
@@ -112,6 +113,9 @@ def test_a_group_has_its_own_strengths_and_leaves_the_main_draws_as_they_were():
     assert [(*views.shape[:2], views.shape[-1]) for views in made] == [
         *((2, 32, 6), (1, 32, 8), (3, 32, 4))
     ]
+    areas = [group.crop_area for group in steps[0].views]
+    assert areas == [plain.views.crop_area, (0.6, 1.0), (0.1, 0.3)]
+    assert steps[0].views.weak.jitter_probability == 0.0
     assert steps[1].views.weak is None
     assert drawn[1].weak is None
 
