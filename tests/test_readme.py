@@ -758,9 +758,8 @@ def test_what_the_bank_adds_after_100_epochs_is_the_committed_record():
 
     page = " ".join((ROOT / "docs/results.md").read_text().split())
     numbers = ("1 label", *(f"{number} labels" for number in (2, 5, 10, 20)))
-    *first, last = (compare("best", number) for number in numbers)
-    assert f"`best` has {', '.join(first)} and {last}" in page
-    assert f"`simclr` gains with one label only ({compare('simclr', '1 label')};" in page
+    assert f"| `best` | {' | '.join(compare('best', number) for number in numbers)} |" in page
+    assert f"`simclr` gains with one label only ({compare('simclr', '1 label')})." in page
 
 
 DIAGNOSTICS = {
