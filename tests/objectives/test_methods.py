@@ -205,9 +205,7 @@ AT_ONCE = ("deep-divergence", "simclr", "simclr-v2", "supcon")
 """They compare all samples of a batch with each other."""
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in NAMES if name not in (*AT_ONCE, "moco-v2", "pirl")]
-)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*AT_ONCE, "pirl")])
 def test_the_loss_of_three_views_is_the_mean_over_pairs_of_them(name):
     objective = build(configure(name)).objective.double()
     views, weak = methods.draw_views(3, 8), methods.draw_views(2, 8)
@@ -226,9 +224,11 @@ def test_the_loss_of_three_views_is_the_mean_over_pairs_of_them(name):
     state = objective.state_dict()
     compute(0, 1, 2)  # sets the running statistics, so that embeddings differ
     state = copy.deepcopy(objective.eval().state_dict())
-    pairs = [compute(0, 1), compute(0, 2), compute(1, 2)]
-    assert len({tuple(pair.values()) for pair in pairs}) == 3
-    mean = {term: sum(pair[term] for pair in pairs) / 3 for term in pairs[0]}
+    pairs = [compute(0, 1), compute(0, 2)]
+    if name != "moco-v2":  # where the first view alone is compared with others
+        pairs.append(compute(1, 2))
+    assert len({tuple(pair.values()) for pair in pairs}) == len(pairs)
+    mean = {term: sum(pair[term] for pair in pairs) / len(pairs) for term in pairs[0]}
     assert compute(0, 1, 2) == pytest.approx(mean, rel=1e-6)
 
 
