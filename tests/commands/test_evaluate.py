@@ -163,7 +163,7 @@ class TestUse:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--protocol knn --seeds 0", ["seeds is 0", "1 or more"]),
+        ("--protocol knn --seeds 0", ["error: seeds is 0", "1 or more"]),
         ("--protocol knn --seed -3", ["seed is -3", "0 or more"]),
         ("--protocol linear --epochs -1", ["epochs is -1", "0 or more"]),
         ("--protocol knn semi --epochs 0", ["epochs is 0", "1 epoch or more"]),

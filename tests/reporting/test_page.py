@@ -402,6 +402,10 @@ def test_refusals(sample_runs, tmp_path, capsys, make_study):
     out.mkdir()
     (out / "mine.txt").write_text("kept")
     assert "exists and is not an empty folder" in refused([run, "--out", str(out)], capsys)
+    file = tmp_path / "page.html"
+    words = refused([run, "--out", str(file)], capsys)
+    assert f"such as {tmp_path / 'page'}" in " ".join(words.split())
+    assert not file.exists()
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
 
 

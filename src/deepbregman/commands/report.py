@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import tyro
 from rich.console import Console
 
+from deepbregman.errors import UserError
 from deepbregman.files import check_new_folder
 from deepbregman.terminal import MaybeText, count_words, ignore_progress, say
 
@@ -49,6 +50,11 @@ def report(
     Returns:
         The page's file, its size, and how many figures and tables there are.
     """
+    if Path(out).suffix.lower() in (".html", ".htm"):
+        raise UserError(
+            f"--out {out}: a report is a folder, with the page as index.html and its figures and "
+            f"tables beside it; name a folder, such as {Path(out).with_suffix('')}"
+        )
     check_new_folder(Path(out))
     place = Path(out).resolve()
     from deepbregman.reporting.page import write_page

@@ -171,16 +171,17 @@ class Section:
     """A table of the configuration that checks its own fields by their annotations."""
 
     table: ClassVar[str] = ""
-    """Name of the table in TOML and in errors."""
+    """Name of the table in TOML and in errors; empty where the fields stand in no table."""
 
     def __init_subclass__(cls, table: str | None = None) -> None:
         """Name the table; by default after the class, without ``Settings``."""
         words = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Settings")).lower()
-        cls.table = table or words
+        cls.table = words if table is None else table
 
     def __post_init__(self) -> None:
         for name, hint in _read_hints(type(self)).items():  # type: ignore[arg-type]  # a class has a hash
-            value, where = getattr(self, name), f"{self.table}.{name}"
+            value = getattr(self, name)
+            where = f"{self.table}.{name}" if self.table else name
             if isinstance(value, list):  # TOML and JSON have no tuples
                 value = tuple(value)
             if not has_type(value, hint):

@@ -138,7 +138,7 @@ class Ood(Section):
 
 
 @dataclass(frozen=True)
-class Options(Section):
+class Options(Section, table=""):
     """The options of an evaluation; `deepbregman.evaluate` explains them."""
 
     protocols: tuple[str, ...] = ("knn", "linear")
