@@ -709,7 +709,7 @@ def test_kernels_rings_and_the_plane_are_their_records():
     apart = []
     for arm, name in names.items():
         found, change = arms[arm]["metrics"][METRICS[0]], arms[arm].get("difference")
-        assert f"{name} {found['mean']:.1f} ± {found['deviation']:.1f}" in page
+        assert f"| {name} | {found['mean']:.1f} ± {found['deviation']:.1f} |" in page
         low, high = change[METRICS[0]]["interval"] if change else (0.0, 0.0)
         if low > 0.0 or high < 0.0:
             mean = change[METRICS[0]]["mean"]
@@ -721,16 +721,16 @@ def test_kernels_rings_and_the_plane_are_their_records():
         return {(row["arm"], row["metric"]): row for row in rows}
 
     rings, plane, seen = read("distributions"), read("divergence-2d"), read("tsne")
-    for arm, form, digits in (
-        ("moment, contrastive", "{} with the moment form", 2),
-        ("max, contrastive", "{} with the max form", 3),
-        ("smooth, contrastive", "{} with the smooth form", 3),
-        ("Euclidean, means", "{} with Euclidean distances of means", 2),
-        ("points, contrastive", "reaches {},", 2),
-        ("points, triplet", "and {} with the triplet loss", 2),
+    for arm, words, digits in (
+        ("moment, contrastive", "divergence, moment form, contrastive loss", 2),
+        ("max, contrastive", "divergence, max form, contrastive loss", 3),
+        ("smooth, contrastive", "divergence, smooth form, contrastive loss", 3),
+        ("Euclidean, means", "Euclidean distances of means", 2),
+        ("points, contrastive", "single points, contrastive loss", 2),
+        ("points, triplet", "single points, triplet loss", 2),
     ):
         row = rings[arm, "ARI"]
-        assert form.format(f"{row['mean']:.{digits}f} ± {row['deviation']:.2f}") in page
+        assert f"{words} | {row['mean']:.{digits}f} ± {row['deviation']:.2f} |" in page
     for arm, form in (("max", "max form"), ("smooth", "smooth form")):
         assert f"{plane[f'learned, {arm} form', 'AUC']['mean']:.3f} with the {form}" in page
     assert f"{plane['squared Euclidean', 'AUC']['mean']:.3f} with squared Euclidean" in page
