@@ -242,8 +242,7 @@ class TestTar:
         assert source.skipped == ("all.tar/bad.png",)
         assert sum(map(len, source.splits.values())) == 4
         report = check_data(path, Path("data"), ignore_progress)
-        (note,) = report.notes
-        assert "1 image cannot be read ('all.tar/bad.png')" in note
+        assert list(report.unreadable) == ["all.tar/bad.png"]
         assert report.problems == []
 
     @pytest.mark.parametrize(
