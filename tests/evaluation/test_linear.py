@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
+from torch.nn import functional
 
 from deepbregman.evaluation import linear
 from deepbregman.evaluation.linear import (
@@ -209,6 +210,7 @@ def correlated(rows: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def test_the_preconditioner_saves_half_of_the_products_and_moves_nothing(monkeypatch):
+    monkeypatch.setattr(linear, "_MOST_UNKNOWNS", 0)  # else the plain one ends early
     features, labels = correlated(1000, 48)
     counts = [0, 0]
     multiply, identity = linear._Objective.multiply_hessian, torch.eye(49, dtype=torch.float64)
@@ -228,6 +230,51 @@ def test_the_preconditioner_saves_half_of_the_products_and_moves_nothing(monkeyp
     reference = LogisticRegression(C=1 / (1e-4 * 1000), tol=1e-10, solver="newton-cg", max_iter=999)
     expected = reference.fit(design, labels.numpy()).predict_proba(design)
     np.testing.assert_allclose(even.predict(features).softmax(1), expected, atol=1e-4, rtol=0)
+
+
+def test_the_hessian_is_that_of_autograd(monkeypatch):
+    monkeypatch.setattr(linear, "_ROWS_AT_ONCE", 60)
+    features, labels = correlated(100, 5)
+    shares = torch.tensor([1.0, 2.0, 0.5, 1.0], dtype=torch.float64)
+    objective = linear._Objective(features.double(), labels, 0.1, shares)
+    at = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def evaluate(flat: Tensor) -> Tensor:
+        weight, bias = flat.view(4, 6)[:, :-1], flat.view(4, 6)[:, -1]
+        each = functional.cross_entropy(features.double() @ weight.T + bias, labels, shares)
+        return each + 0.05 * weight.square().sum() + bias.sum().square() / 8
+
+    expected = torch.autograd.functional.hessian(evaluate, at.flatten())
+    point = objective.evaluate(at)
+    torch.testing.assert_close(objective.compute_hessian(point), expected)
+    products = [
+        objective.multiply_hessian(point, one.view(4, 6)).flatten()
+        for one in torch.eye(24).double()
+    ]
+    torch.testing.assert_close(torch.stack(products), expected)
+
+
+def test_a_small_penalty_takes_no_thousands_of_products(monkeypatch):
+    """One class of nearly equal images, such as screenshots, and others that overlap."""
+    features, labels = correlated(600, 48)
+    features[:15] = 3 * features.std(0) + 1e-4 * features[:15]
+    others = labels[15:] % 3
+    shuffled = torch.randperm(len(others), generator=torch.Generator().manual_seed(0))
+    labels = torch.cat([torch.full((15,), 3), others[shuffled]])
+    counts = [0]
+    multiply = linear._Objective.multiply_hessian
+
+    def count(*arguments: Any) -> Tensor:
+        counts[-1] += 1
+        return multiply(*arguments)
+
+    monkeypatch.setattr(linear._Objective, "multiply_hessian", count)
+    found = fit_linear(features, labels, num_classes=4, l2=1e-5)
+    counts.append(0)
+    monkeypatch.setattr(linear, "_MOST_UNKNOWNS", 0)
+    slow = fit_linear(features, labels, num_classes=4, l2=1e-5)
+    assert 2 * counts[0] < counts[1]
+    torch.testing.assert_close(found.weight, slow.weight, atol=2e-3, rtol=0)  # 2 * tolerance / l2
 
 
 def test_few_rows_of_many_features_agree_with_scikit_learn():

@@ -42,6 +42,8 @@ WEIGHTED = "weighted classes"
 FLOAT64_ELEMENTS = 2**27
 _ONE_THREAD_ELEMENTS = 2**18
 _PRODUCTS_AT_ONCE, _MOST_PRODUCTS = 4, 1000
+# To make and factor a matrix takes as long as one product for each 4 of its unknowns, or less.
+_UNKNOWNS_PER_PRODUCT, _MOST_UNKNOWNS = 4, 2048
 _COARSE = 0.1  # relative accuracy of a step far from the optimum
 _HALVINGS = 20
 _ROWS_AT_ONCE = 2**16
@@ -187,7 +189,8 @@ def minimise(
     """Move a classifier to the optimum of mean cross-entropy plus ``l2 / 2 * ||weight||^2``.
 
     It is Newton's method with a line search. Its linear systems are solved by conjugate gradients
-    with a preconditioner. A GPU waits for the host a few times a step.
+    with a preconditioner, and small ones by a Cholesky factor where that is cheaper. A GPU waits
+    for the host a few times a step.
 
     Args:
         design: (n, d), standardised features.
@@ -280,6 +283,24 @@ class _Objective:
             product[:, -1] += logits.sum(dim=0)
         return product
 
+    def compute_hessian(self, point: _Point) -> Tensor:
+        """Return the matrix (C (d + 1), C (d + 1)) of :meth:`multiply_hessian`."""
+        num_classes, width = point.at.shape
+        hessian = point.at.new_zeros(num_classes, width, num_classes, width)
+        hessian[:, -1, :, -1] = 1 / num_classes
+        for rows, p, share in self._split(point):
+            rows = torch.cat([rows, torch.ones_like(share)], dim=1)
+            for i in range(num_classes):
+                for j in range(i + 1):
+                    importance = p[:, i] * (float(i == j) - p[:, j]) * share[:, 0]  # (n,)
+                    block = rows.T @ (rows * importance[:, None])
+                    hessian[i, :, j] += block
+                    if i != j:
+                        hessian[j, :, i] += block
+        diagonal = hessian.view(point.at.numel(), -1).diagonal().view(num_classes, width)
+        diagonal[:, :-1] += self.l2
+        return hessian.view(point.at.numel(), -1)
+
     def compute_preconditioner(self, point: _Point) -> Tensor:
         """Return a preconditioner (d + 1, d + 1) that all classes share.
 
@@ -312,12 +333,19 @@ class _Objective:
 
 
 def _solve(objective: _Objective, point: _Point, inverse: Tensor, accuracy: float) -> Tensor:
-    """Return Newton's step (C, d + 1), up to a relative accuracy, by conjugate gradients."""
+    """Return Newton's step (C, d + 1), up to a relative accuracy, by conjugate gradients.
+
+    Where a small penalty makes them slow, a small system is solved by a factor of its matrix.
+    """
+    most, unknowns = _MOST_PRODUCTS, point.at.numel()
+    is_small = unknowns <= _MOST_UNKNOWNS and point.at.dtype == torch.float64
+    if is_small:
+        most = min(most, unknowns // _UNKNOWNS_PER_PRODUCT + _PRODUCTS_AT_ONCE)
     step, residual = torch.zeros_like(point.at), -point.gradient
     along = scaled = residual @ inverse.T @ inverse
     size = first = (residual * scaled).sum()
     tiny, noise = torch.finfo(size.dtype).tiny, torch.finfo(size.dtype).eps ** 2 * first
-    for number in range(1, _MOST_PRODUCTS + 1):
+    for number in range(1, most + 1):
         product = objective.multiply_hessian(point, along)
         length = size / (along * product).sum().clamp_min(tiny) * (size > noise)
         step, residual = step + length * along, residual - length * product
@@ -327,6 +355,11 @@ def _solve(objective: _Objective, point: _Point, inverse: Tensor, accuracy: floa
         if number % _PRODUCTS_AT_ONCE == 0 and size <= accuracy**2 * first:
             break
         along = scaled + size / before.clamp_min(tiny) * along
+    else:
+        if is_small:
+            factor, failed = torch.linalg.cholesky_ex(objective.compute_hessian(point))
+            if not failed:  # rounding may make it singular
+                return torch.cholesky_solve(-point.gradient.view(-1, 1), factor).view_as(step)
     return step
 
 
