@@ -22,7 +22,11 @@ def test_packing_keeps_every_number():
 
 
 def test_predictions_give_the_accuracy_of_the_row(short_run, few_digits):
-    rows = evaluate(short_run, protocols=["knn", "linear"], data=few_digits, epochs=0)
+    reported: list[tuple[object, ...]] = []
+    given = {"data": few_digits, "epochs": 0, "progress": lambda *words: reported.append(words)}
+    rows = evaluate(short_run, protocols=["knn", "linear"], **given)
+    whole = [(name, done, 2) for name in ("knn", "linear") for done in range(3)]
+    assert [words for words in reported if words[0] in ("knn", "linear")] == whole
     assert not any("predicted" in row for row in rows)
     predictions = KeptPredictions(short_run)
     top1 = [row for row in rows if row["metric"] == "top1"]

@@ -29,6 +29,13 @@ def row(value: float, **changes: object) -> Record:
     return {**known, "metric": "top1", "value": value, **sizes, **changes}
 
 
+def test_a_run_from_the_weights_of_another_is_no_equal(make_run):
+    """It has been trained for as long as both."""
+    paths = [make_run("first"), make_run("longer", {"encoder.weights": "runs/first"})]
+    arms = group_runs([RunRecord.read(path) for path in paths])
+    assert find_unequal_budget(find_differences(arms)) == ["encoder.weights"]
+
+
 def test_arms_are_runs_that_differ_only_by_seed(make_run):
     paths = [
         make_run("ours-seed0"),

@@ -76,9 +76,12 @@ def _run_protocols(evaluation: Evaluation) -> list[Record]:
     rows: list[Record] = []
     for name, protocol in chosen.items():
         started = time.monotonic()
+        evaluation.progress(name, 0, 2)  # a fit may take minutes without another word
         found = protocol.run(evaluation)
         if name in WITH_REFERENCES and evaluation.with_references:
+            evaluation.progress(name, 1, 2)
             found = add_references(found, name, evaluation)
+        evaluation.progress(name, 2, 2)
         seconds = round(time.monotonic() - started, 1)
         rows += evaluation.record([{**row, "seconds": seconds} for row in found], name)
     return rows
