@@ -50,6 +50,8 @@ def test_paired_differences_are_those_of_scipy(values):
 def test_only_common_seeds_are_paired():
     summary = summarise_pairs({2: 90.0, 0: 80.0, 5: 1.0}, {0: 79.0, 2: 91.0, 9: 3.0})
     assert (summary["mean"], summary["n"]) == (0.0, 2)
+    expected = stats.ttest_rel([90.0, 80.0], [91.0, 79.0]).confidence_interval()
+    assert summary["interval"] == pytest.approx(list(expected))  # of two, though each has three
     one = summarise_pairs({0: 80.0}, {0: 79.5})
     assert one == {"mean": 0.5, "deviation": None, "n": 1, "interval": None}
     assert summarise_pairs({0: 1.0}, {1: 1.0}) is None

@@ -84,13 +84,14 @@ def test_jpeg_that_only_pillow_reads(tmp_path):
     _check(decode_frame(tmp_path / "a.jpg", 20), expected, 20)
 
 
-def test_shrinking_and_turning_together(tmp_path):
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
+def test_shrinking_and_turning_together(tmp_path, suffix):
     picture = np.zeros((40, 80, 3), dtype=np.uint8)
     picture[:, :40] = 255
     exif = Image.Exif()
     exif[0x0112] = 6  # shown turned clockwise: the left half comes to the top
-    Image.fromarray(picture).save(tmp_path / "a.jpg", exif=exif)
-    pixels, size = decode_frame(tmp_path / "a.jpg", 16)
+    Image.fromarray(picture).save(tmp_path / f"a{suffix}", exif=exif)
+    pixels, size = decode_frame(tmp_path / f"a{suffix}", 16)
     assert size == (16, 8)
     assert pixels[:, :6, :8].min() > 240
     assert pixels[:, 10:, :8].max() < 15

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from deepbregman.data import ArrayImages, FileImages, fingerprint, open_source
+from deepbregman.data import images as images_module
 
 
 def _of(folder: Path) -> str:
@@ -72,6 +73,25 @@ def test_arrays():
     assert fingerprint(ArrayImages(pixels.flip(0))) != before
     assert fingerprint(ArrayImages(pixels[:4])) != before
     assert fingerprint(ArrayImages(pixels[:0])) != before
+
+
+@pytest.mark.parametrize("place", range(10))
+def test_another_size_of_any_file_is_a_change_though_few_are_read(folder, monkeypatch, place):
+    monkeypatch.setattr(images_module, "_HASHED", 2)
+    images = FileImages(tuple(sorted(folder.rglob("*.png"))), 8)
+    before = fingerprint(images)
+    with images.paths[place].open("ab") as file:
+        file.write(b"x")
+    assert fingerprint(images) != before
+
+
+def test_pixels_that_are_read_of_many_lie_in_all_parts_of_an_array():
+    pixels = torch.zeros(2000, 3, 1, 1, dtype=torch.uint8)
+    before = fingerprint(ArrayImages(pixels))
+    for start in range(0, 2000, 100):
+        changed = pixels.clone()
+        changed[start : start + 100] = 1
+        assert fingerprint(ArrayImages(changed)) != before
 
 
 def test_reads_few_files_of_many(folder, save_picture, monkeypatch):

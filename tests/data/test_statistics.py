@@ -70,6 +70,8 @@ def test_subset_is_seeded_and_of_the_size_asked_for():
     first, again = (channel_statistics(images, max_images=50) for _ in range(2))
     assert first == again
     assert first != channel_statistics(images, max_images=49)
+    # The first 50 images, which are of the first classes in a folder, have a mean of 24.5.
+    assert first[0][0] * 255 == pytest.approx(99.5, abs=25)
 
 
 def test_constant_images_can_still_be_divided_by():

@@ -12,7 +12,8 @@ from deepbregman.reporting.published import (
     list_published_series,
     load_published,
 )
-from deepbregman.reporting.records import Measure
+from deepbregman.reporting.records import Measure, RunRecord, group_runs
+from deepbregman.reporting.tables import tabulate_evaluations
 from deepbregman.runs import Record
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +113,38 @@ def test_a_devkit_is_voc_by_the_whole_test_split_of_2007(data, num_test, is_voc)
     assert [entry.value for entry in find_published(measure)] == [82.6, 82.5, 82.4, 82.6, 82.7][
         : 5 * is_voc
     ]
+
+
+def test_values_stand_in_the_column_of_their_quantity_and_for_the_subnetworks_of_the_runs(make_run):
+    """An arm without the divergence has subnetworks in its settings, which nothing trains."""
+    sizes = {"num_train": 50000, "num_test": 10000, "epoch": 3, "epochs": 3}
+    rows = [
+        {"protocol": protocol, "variant": variant, "data": "cifar10", "metric": metric, "value": 80}
+        | sizes
+        for protocol, variant, metric in (
+            ("knn", "cosine, k=20", "top1"),
+            ("linear", "cached features", "top1"),
+            ("linear", "cached features", "top5"),
+        )
+    ]
+    changes = [{"divergence.num_subnetworks": 20}, {"divergence.num_subnetworks": 5}]
+    changes += [{"divergence.num_subnetworks": 50, "divergence.weight": 0.0}]
+    paths = [
+        make_run(name, change, result={"evaluations": rows})
+        for name, change in zip(("twenty", "five", "plain"), changes, strict=True)
+    ]
+    (table,) = tabulate_evaluations(group_runs(map(RunRecord.read, paths)))
+    printed = {
+        row.name: [cell.text for cell in row.cells] for row in table.rows if row.is_published
+    }
+    assert printed == {
+        "SimCLR": ["", "91.8", ""],
+        "the paper's method": ["", "93.2", ""],
+        "Deep Divergence, κ = 5": ["", "71.9", ""],
+        "Deep Divergence, κ = 20": ["", "77.8", ""],
+        "the paper's method, κ = 5": ["", "85.2", ""],
+        "the paper's method, κ = 20": ["", "88.9", ""],
+    }
 
 
 def series(name: str, values: Record, **conditions: object) -> Record:

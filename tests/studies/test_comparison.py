@@ -484,3 +484,4 @@ def test_seeds_with_other_test_images_have_no_interval_over_images(later):
     )
     assert estimate_interval([(first, first), (first, first)]) == [0.0, 0.0]
     assert estimate_interval([(first, first), (second, second)]) is None
+    assert estimate_interval([(first, second)]) is None

@@ -27,6 +27,7 @@ from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import opening
 from deepbregman.errors import UserError
 from deepbregman.evaluation import features, inputs
+from deepbregman.evaluation.results import Predictions
 from deepbregman.launching import find_process
 from deepbregman.runs import Run
 from deepbregman.studies import engine
@@ -605,6 +606,11 @@ def test_what_is_lost_is_paired_by_seed():
         "interval": pytest.approx([-5.5 - half, -5.5 + half], rel=1e-9),
         "over_images": None,  # no predictions are kept
     }
+    # The reference has not been trained with the third seed yet, so nothing is kept of it.
+    alike = Predictions(np.array([0, 1]), [np.array([0, 1])], ())
+    kept = {(each["arm"], each["seed"]): alike for each in rows}
+    change = compare_arms(rows, against, lambda arm, seed, _: kept[arm, seed])["crop"]["m"]
+    assert (change["n"], change["over_images"]) == (2, [0.0, 0.0])
 
 
 @pytest.mark.slow

@@ -409,6 +409,8 @@ def test_differences_are_those_of_the_predictions(short_config, tmp_path):
     }
     for (arm, seed), classes in predicted.items():
         classes[by_cosine] = [0, 0, 0, 1, 1, 1] if seed else [1, 0, 0, 0, 0, 1]
+        if arm == "digits-without":
+            classes[by_cosine] = [1, 1, 0, 1, 0, 1]
         make_measured_run(tmp_path, short_config, arm, seed, classes)
     (tmp_path / "tables.json").write_text('{"arms": ["digits-without", "digits"]}')
     results = collect_results(tmp_path)
@@ -437,18 +439,19 @@ def test_differences_are_those_of_the_predictions(short_config, tmp_path):
         assert change["interval"] == pytest.approx([*test.confidence_interval()])
         assert np.mean(change["over_images"]) == pytest.approx(gain.mean())
         assert change["over_images"][0] < change["mean"]
-        (pair,) = [
-            row["arms"]["digits"]
+        (pairs,) = [
+            row["arms"]
             for row in results["by_divergence"]
             if (row["metric"], row["against"]) == (metric, "cosine, k=20")
         ]
-        by_seed = [
-            right("digits", seed, by_d, metric == "balanced").mean()
-            - right("digits", seed, by_cosine, metric == "balanced").mean()
-            for seed in (0, 1)
-        ]
-        assert pair["mean"] == pytest.approx(np.mean(by_seed))
-        assert np.mean(pair["over_images"]) == pytest.approx(np.mean(by_seed))
+        for arm in ("digits", "digits-without"):
+            by_seed = [
+                right(arm, seed, by_d, metric == "balanced").mean()
+                - right(arm, seed, by_cosine, metric == "balanced").mean()
+                for seed in (0, 1)
+            ]
+            assert pairs[arm]["mean"] == pytest.approx(np.mean(by_seed))
+            assert np.mean(pairs[arm]["over_images"]) == pytest.approx(np.mean(by_seed))
     for number, row in enumerate(results["classes"]):
         assert (row["class"], row["num_test"]) == (("cat", 4), ("dog", 2))[number]
         shares = [right("digits", seed, linear, balanced=True)[number] for seed in (0, 1)]
