@@ -771,6 +771,15 @@ def test_until_work_is_reported_a_bar_says_that_the_program_loads():
     assert "loading" not in last
 
 
+def test_a_bar_goes_when_its_work_is_finished():
+    """What is printed next on the other stream would be written into its line."""
+    shown = io.StringIO()
+    with progress_bars(Console(file=shown, force_terminal=True, width=80)) as report:
+        report("thumbnails", 1, 2)
+        report("thumbnails", 2, 2)
+        assert shown.getvalue().endswith("\x1b[2K")  # the line is empty
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -101,7 +101,7 @@ def format_duration(seconds: float) -> str:
 def progress_bars(console: Console, says_loading: bool = False) -> Iterator[ReportProgress]:
     """Draw a bar for each kind of work that is reported, on terminals only, until the block ends.
 
-    A bar appears when its work is first reported as unfinished.
+    A bar appears when its work is first reported as unfinished, and goes when it is finished.
 
     Args:
         says_loading: until then, a bar says that the program loads: importing torch takes seconds.
@@ -118,7 +118,10 @@ def progress_bars(console: Console, says_loading: bool = False) -> Iterator[Repo
             progress.update(loading, visible=False)
             if work not in bars:
                 bars[work] = progress.add_task(work)
-            progress.update(bars[work], completed=done, total=total)
+            is_open = done < total
+            progress.update(bars[work], completed=done, total=total, visible=is_open)
+            if not is_open:  # a line that is printed next would be written into the bar
+                progress.refresh()
 
         yield report
 
