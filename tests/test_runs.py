@@ -24,6 +24,7 @@ from deepbregman.runs import (
     check_new_file,
     collect_provenance,
     hash_source_tree,
+    is_run,
     name_run_folder,
 )
 
@@ -199,6 +200,21 @@ def test_create_in_an_empty_folder_that_is_a_disk_of_its_own(tmp_path, monkeypat
     assert sorted(os.listdir(path)) == [
         *("checkpoints", "config.toml", "metrics.jsonl", "provenance.json")
     ]
+
+
+def test_an_empty_folder_is_a_run_only_when_all_files_are_there(tmp_path, monkeypatch):
+    """The process may be killed after any of them."""
+    real, seen = Path.replace, []
+
+    def note(path: Path, target: Path) -> Path:
+        moved = real(path, target)
+        if target.parent == tmp_path:
+            seen.append((is_run(tmp_path), len(list(tmp_path.glob("[!.]*")))))
+        return moved
+
+    monkeypatch.setattr(Path, "replace", note)
+    Run.create(tmp_path, CONFIG, {})
+    assert seen == [(False, 1), (False, 2), (False, 3), (True, 4)]
 
 
 def test_create_never_overwrites_a_run(run):

@@ -24,6 +24,7 @@ from deepbregman.data import (
     FileImages,
     ResidentBatches,
     StreamingBatches,
+    frames,
     open_batches,
     open_source,
     slots,
@@ -268,11 +269,22 @@ def test_broken_image_when_resident(files, truncate):
     assert _same(lenient.iterate(torch.arange(7), 7), good.iterate(replaced, 7))
 
 
-def test_decoding_in_pieces(files, monkeypatch):
+def test_decoding_in_pieces(files, truncate, monkeypatch):
     whole = ResidentBatches(files, CPU)
     monkeypatch.setattr(batches_module, "_CHUNK", 3)
     pieces = ResidentBatches(files, CPU)
     assert _same(whole.iterate(ORDER, 7), pieces.iterate(ORDER, 7))
+    truncate(files.paths[4])
+    assert ResidentBatches(files, CPU, skip_unreadable=True).skipped == {4}
+
+
+@pytest.mark.parametrize("count", [0, 5, 6, 7])
+def test_files_in_pieces_are_all_there_in_their_order(monkeypatch, count):
+    monkeypatch.setattr(frames, "_CHUNK", 3)
+    seen: list[tuple[int, int]] = []
+    found = frames.map_files(lambda i: 2 * i, range(count), lambda *done: seen.append(done))
+    assert found == [2 * i for i in range(count)]
+    assert seen == [(min(stop, count), count) for stop in range(3, count + 3, 3)]
 
 
 def test_residence_follows_free_memory(files, monkeypatch):

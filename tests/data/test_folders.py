@@ -57,7 +57,10 @@ def test_class_folders_set_a_stratified_fifth_aside(tmp_path, save_picture):
     assert source.classes == ("cats", "dogs")
     assert not train & test
     assert len(train | test) == 20
-    assert sorted(name.split("/")[0] for name in test) == ["cats"] * 2 + ["dogs"] * 2
+    # Every version must choose the same images: what one trained on, another would test on.
+    random = np.random.RandomState(0)
+    expected = {f"cats/{i}.png" for i in random.permutation(10)[:2]}
+    assert test == expected | {f"dogs/deep/{i}.png" for i in random.permutation(10)[:2]}
     assert all(name.startswith(label) for name, label in _label_of(source).items())
     assert _names(open_source(str(tmp_path), image_size=32)) == (train, test)
 
@@ -190,6 +193,17 @@ def test_unreadable_images_are_left_out_and_counted(damaged):
     assert replace(source, skipped=("x.jpg",)).skipped_notice.endswith("1 unreadable image (x.jpg)")
     assert replace(source, skipped=()).skipped_notice == ""
     assert all(name.startswith(label) for name, label in _label_of(source).items())
+
+
+def test_an_unreadable_test_image_is_left_out_of_the_test_images(tmp_path, save_picture):
+    for name in ("train/a/1.png", "train/b/2.png", "train/b/3.png", "test/b/2.png"):
+        save_picture(tmp_path / name)
+    (tmp_path / "test" / "a").mkdir()
+    (tmp_path / "test" / "a" / "1.png").write_bytes(b"")
+    source = open_source(str(tmp_path), image_size=32, skip_unreadable=True)
+    assert _names(source) == ({"train/a/1.png", "train/b/2.png", "train/b/3.png"}, {"test/b/2.png"})
+    assert _label_of(source)["test/b/2.png"] == "b"
+    assert source.skipped == ("test/a/1.png",)
 
 
 def test_large_folders_are_checked_by_their_headers(damaged, monkeypatch):

@@ -33,6 +33,8 @@ def test_values_that_everybody_quotes():
     assert known[baseline, "SimCLR", "cifar10", None, "top1", None] == 91.8
     assert known[baseline, "the paper's method", "cifar10", None, "top1", None] == 93.2
     assert known[baseline, "the paper's method", "stl10", None, "top1", None] == 92.4
+    assert known[baseline, "the paper's method", "cifar100", None, "top1", None] == 69.0
+    assert known[baseline, "the paper's method", "imagenet", None, "top1", None] == 72.6
     assert known[kappa, "the paper's method", "cifar10", None, "top1", 200] == 92.8
     assert known[kappa, "Deep Divergence", "cifar10", None, "top1", 1000] == 70.8
     semi = "table:semisupervised"

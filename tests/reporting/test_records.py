@@ -1,5 +1,6 @@
 """Runs that differ only by seed are one arm; what differs otherwise is said."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,13 @@ from deepbregman.reporting.records import (
     list_measures,
     name_datasets,
 )
-from deepbregman.reporting.tables import Cell, mark_best, summarise_measure, tabulate_evaluations
+from deepbregman.reporting.tables import (
+    Cell,
+    mark_best,
+    summarise_measure,
+    tabulate_evaluations,
+    tabulate_provenance,
+)
 from deepbregman.runs import Record
 
 MakeRun = Callable[..., Path]
@@ -123,6 +130,20 @@ def test_a_summary_is_over_runs_and_says_how_many(make_run):
     assert "a-seed1: 92.00" in cell.note
 
 
+def test_every_run_has_its_own_seed_and_changed_code_is_told(make_run):
+    paths = [make_run("ours-seed3", {"seed": 3}), make_run("ours-seed8", {"seed": 8})]
+    for path, commit in zip(paths, ("0123456789abcdef", "0123456789abcdef-dirty"), strict=True):
+        (path / "provenance.json").write_text(json.dumps({"commit": commit}))
+    table = tabulate_provenance(group_runs(map(RunRecord.read, paths)), "")
+    found = [
+        dict(zip(table.columns, (cell.text for cell in r.cells), strict=True)) for r in table.rows
+    ]
+    assert [(r["arm"], r["seed"], r["commit"]) for r in found] == [
+        ("ours", "3", "0123456789"),
+        ("ours", "8", "0123456789-dirty"),
+    ]
+
+
 def test_references_are_means_over_all_runs(make_run):
     paths = [
         make_run("a", result={"evaluations": [row(90.0, chance=10.0, raw_pixels=40.0)]}),
@@ -215,7 +236,8 @@ def test_the_lead_is_held_against_both_deviations_together(lead, is_best):
         Cell({"mean": 90.0, "deviation": 0.3, "n": 3}),
     ]
     assert [cell.is_best for cell in mark_best(made, [3, 3])] == [is_best, False]
-    assert not any(cell.is_best for cell in mark_best(made, [2, 3]))  # two seeds are too few
+    for num_seeds in ([2, 3], [3, 2]):  # two seeds of either are too few
+        assert not any(cell.is_best for cell in mark_best(made, num_seeds))
 
 
 def test_published_figures_stand_apart_and_are_never_best(make_run):

@@ -13,6 +13,7 @@ from deepbregman.reporting.tables import (
     Row,
     Table,
     escape_latex,
+    make_difference_cell,
     to_csv,
     to_latex,
     to_markdown,
@@ -61,6 +62,19 @@ def test_the_best_and_a_difference_in_all_three_forms():
     first, second, third = csv.DictReader(io.StringIO(to_csv(table)))
     assert (second["value"], second["95 % from"], second["95 % to"]) == ("-0.5", "-1.25", "0.251")
     assert {row["95 % from"] + row["95 % to"] for row in (first, third)} == {""}
+
+
+def test_an_interval_over_seeds_and_images_goes_before_one_over_seeds():
+    change = {**summary(0.5, 0.25, 3), "interval": [0.25, 0.75], "over_images": [-1.0, 2.0]}
+    assert make_difference_cell(change).bounds == "[-1.00, +2.00]"
+    assert make_difference_cell(change | {"over_images": None}).bounds == "[+0.25, +0.75]"
+
+
+def test_a_mean_over_fewer_seeds_than_others_says_so():
+    cells = (Cell(summary(90.0, 0.5, 2)), Cell(summary(80.0, 0.5, 5), over="draws"))
+    table = TABLE._replace(rows=(TABLE.rows[0], Row("b", cells)))
+    assert "| b | 90.00 ± 0.50 (n=2) | 80.00 ± 0.50 |" in to_markdown(table)
+    assert r"b & $90.00 \pm 0.50$ (n=2) & $80.00 \pm 0.50$ \\" in to_latex(table)
 
 
 def test_remarks_stand_after_the_name():

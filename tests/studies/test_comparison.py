@@ -485,3 +485,11 @@ def test_seeds_with_other_test_images_have_no_interval_over_images(later):
     assert estimate_interval([(first, first), (first, first)]) == [0.0, 0.0]
     assert estimate_interval([(first, first), (second, second)]) is None
     assert estimate_interval([(first, second)]) is None
+
+
+def test_an_image_counts_by_the_mean_over_several_classifiers():
+    """Such as those of other draws of labels: here the first is right and the second is not."""
+    labels = np.array([0, 1])
+    twice = Predictions(labels, [np.array([0, 1]), np.array([1, 0])], ())
+    wrong = Predictions(labels, [np.array([1, 0])] * 2, ())
+    assert estimate_interval([(twice, wrong)]) == [50.0, 50.0]
