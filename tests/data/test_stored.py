@@ -196,6 +196,20 @@ class TestTar:
         names = [f"{folder}/0.tar/000{i}.png" for folder in ("train", "test") for i in (1, 2)]
         assert [*source.train.names, *source.test.names] == names
 
+    def test_a_sample_is_a_folder_and_a_name_up_to_the_first_dot(self, tmp_path):
+        members = {"a/0.left.png": encode(PIXELS[0]), "a/0.cls": b"2"}
+        members |= {"b/0.cls": b"1", "b/0.png": encode(PIXELS[1])}
+        index = read_index([write_tar(tmp_path / "all.tar", members)])
+        assert index.names == ["all.tar/a/0.left.png", "all.tar/b/0.png"]
+        assert index.labels == ["2", "1"]
+
+    def test_another_time_of_any_shard_is_another_identity(self, tmp_path):
+        paths = [write_tar(tmp_path / f"{i}.tar", samples(range(i, i + 2))) for i in (1, 3)]
+        store = TarStore(paths, read_index(paths))
+        before = store.identity()
+        os.utime(paths[1], (1, 1))
+        assert store.identity() != before
+
     def test_classes_may_be_words_and_a_fifth_is_the_test_split(self, tmp_path):
         members = {}
         for index in range(20):
@@ -373,6 +387,8 @@ def test_splits_by_the_words_in_names():
     folder = Path("/nowhere")
     files = [Path(name) for name in ("imagenet-train-000.tar", "imagenet-val-000.tar")]
     assert group_by_split(folder, files) == {"train": files[:1], "test": files[1:]}
+    both = [*files, Path("imagenet-test-000.tar")]
+    assert group_by_split(folder, both) == {"train": files[:1], "test": both[2:]}
     with pytest.raises(UserError, match="names no split"):
         group_by_split(folder, [Path("train-0.tar"), Path("extra.tar")])
     with pytest.raises(UserError, match="no train"):
