@@ -20,6 +20,7 @@ from deepbregman.files import (
     check_shape,
     clear_temporaries,
     create_file,
+    digest,
     hold_folder,
     hold_lock,
     open_inside,
@@ -328,3 +329,7 @@ def test_records_of_another_shape(record, words, tmp_path):
         (tmp_path / "r.json").write_text(json.dumps(record))
         with pytest.raises(UserError, match=rf"r.json cannot be used \({words}\): restore it"):
             read_json(tmp_path / "r.json", SHAPE)
+
+
+def test_parts_of_a_digest_are_told_apart():
+    assert digest(b"ab", b"c") != digest(b"a", b"bc")

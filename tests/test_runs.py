@@ -17,7 +17,7 @@ import deepbregman
 from deepbregman import runs
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError, mask_secrets
-from deepbregman.files import replace_file, write_json
+from deepbregman.files import hold_lock, replace_file, write_json
 from deepbregman.method import networks
 from deepbregman.runs import (
     Run,
@@ -573,3 +573,27 @@ def test_the_advice_for_a_folder_that_is_taken_can_be_pasted(tmp_path):
     Run.create(tmp_path / "my run", CONFIG, {})
     with pytest.raises(UserError, match=r"--resume '.*my run'"):
         Run.check_free(tmp_path / "my run")
+
+
+def test_a_damaged_line_before_others_is_told_and_not_left_out(run):
+    run.append_metrics({"epoch": 1})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "tot\n')
+    run.append_metrics({"epoch": 3})
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2, is no epoch"):
+        run.metrics()
+
+
+def test_a_record_that_another_process_changes_is_waited_for(run, monkeypatch):
+    monkeypatch.setattr("deepbregman.runs.PATIENCE_SECONDS", 0.05)
+    with hold_lock(run.path / ".records.lock"), pytest.raises(UserError, match="has been held by"):
+        run.add_result(study={})
+    run.add_result(study={})
+    assert run.result() == {"study": {}}
+
+
+def test_the_number_of_processes_is_that_of_the_last_training(run):
+    assert run.last_processes() == 1
+    for count in (2, 4):
+        run.add_resumption({"processes": count})
+    assert run.last_processes() == 4

@@ -568,6 +568,14 @@ def test_judged_on_held_out_images_the_test_images_stay_closed(
     assert row["data"].endswith(", held out")
 
 
+def test_the_first_seed_and_the_share_to_hold_out_are_those_that_a_user_sets(few_digits, out):
+    changes = ("seed=7", "data.holdout=0.25")
+    options = StudyOptions(recipe="digits", data=few_digits, out=out, seeds=2, changes=changes)
+    grid = open_grid(kappa.STUDY, replace(options, only=("5",), evaluate_on="holdout"))
+    configs = [cell.trial.config for cell in grid.cells]
+    assert [(config.seed, config.data.holdout) for config in configs] == [(7, 0.25), (8, 0.25)]
+
+
 def test_the_list(capsys):
     main(["study"])
     shown = capsys.readouterr().out

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.errors import UserError
-from deepbregman.studies.search_plan import Choice, Interval, parse_space
+from deepbregman.studies.definition import SearchOptions
+from deepbregman.studies.search_plan import Choice, Interval, parse_space, plan_search
 
 BASE = load_recipe("paper")
 positive = st.floats(1e-6, 1e6)
@@ -156,3 +157,13 @@ def test_what_training_does_not_use_is_not_searched():
         UserError, match=r"divergence.sigma, which .* divergence.compare is 'match'"
     ):
         parse_space([weight, "divergence.sigma=1:2"], simclr)
+
+
+def test_options_of_a_search_reach_its_plan():
+    words = ("training.batch_size=16,64,32", "divergence.sigma=0.1:5:log")
+    plan = plan_search("digits", SearchOptions(space=words, prune=False), None)
+    assert plan.definition["prune"] is False
+    assert plan.largest_batch.training.batch_size == 64
+    assert plan.base.data.holdout == 0.1
+    kept = SearchOptions(space=words, changes=("data.holdout=0.25",))
+    assert plan_search("digits", kept, None).base.data.holdout == 0.25
