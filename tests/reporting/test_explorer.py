@@ -200,6 +200,21 @@ class TestBrowser:
         )
         assert 0 < ends[0] < ends[1] < ends[2]
 
+    def test_the_map_is_never_empty_while_the_window_changes(self, tab, page):
+        open_page(tab, page, 1400, "light")
+        # An observer that is added later is told later: it sees what the page's own has left.
+        tab.ask(
+            "(() => { const map = document.getElementById('map'); window.seen = []; "
+            "new ResizeObserver(() => seen.push(map.getContext('2d').getImageData("
+            "0, 0, map.width, map.height).data.some((value) => value > 0)))"
+            ".observe(map.parentElement); })()"
+        )
+        tab.wait_for("seen.length === 1")
+        size = {"width": 900, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        tab.call("Emulation.setDeviceMetricsOverride", **size)
+        tab.wait_for("seen.length > 1")
+        assert all(tab.ask("seen"))
+
     @pytest.mark.parametrize("width", [1400, 400])
     def test_the_pictures_of_a_small_folder_are_whole(self, tab, tmp_path, width):
         write_page(tmp_path / "map.html", sample(12), draw_sheets(pixels(12), 96))

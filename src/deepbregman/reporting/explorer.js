@@ -245,7 +245,8 @@
     canvas.width = Math.round(box.width * density);
     canvas.height = Math.round(box.height * density);
     if (fitted) fit();
-    else draw();
+    // The new size has emptied the canvas, and the map would flicker if it waited for the next frame.
+    if (view.width) drawNow();
   };
 
   // All images are gone through: of 50,000 this takes less than a millisecond.
