@@ -153,6 +153,28 @@ def test_what_is_missing_of_a_run(few_digits, short_config, tmp_path):
     assert add("transfer", "fine-tuned", "/elsewhere/b.npz") == []
 
 
+def test_a_run_that_was_saturated_is_done_after_the_epoch_at_which_it_stopped(
+    few_digits, short_config, tmp_path
+):
+    """It would be trained again and again, since nothing is measured after its last epoch."""
+    changes = {"data.source": few_digits, "training.stop_when_saturated": True}
+    config = override(short_config, {**changes, "training.epochs": 9})
+    cell = TableCell("digits", few_digits, 0, config, (Part("knn", "knn"),))
+    folder = tmp_path / "runs" / cell.name
+    trial, run = TableTrial(folder, config, cell), Run.create(folder, config, {})
+    row = {"protocol": "knn", "variant": "cosine", "metric": "top1", "data": few_digits}
+    row |= {"num_train": 180, "num_test": 100}
+    rows = [{**row, "epoch": 3, "value": 50.0}, {**row, "epoch": 6, "value": 60.0}]
+    run.add_result(pretrain={"epoch": 6, "stopped": "after epoch 6: saturated"})
+    run.add_result(evaluations=rows[:1], study={"state": "done", "metrics": {}})
+    assert trial.outcome() is None
+    run.add_result(evaluations=rows)
+    assert trial.outcome() is not None
+    (tmp_path / "tables.json").write_text('{"arms": ["digits"]}')
+    (quantity,) = collect_results(tmp_path)["quantities"]
+    assert quantity["arms"]["digits"]["values"] == {0: 60.0}
+
+
 def test_a_rare_class_keeps_all_shares_of_labels(uneven):
     """A hundredth of its 5 images is less than one; then one is drawn."""
     config = build_arm("digits", {"data.source": uneven})

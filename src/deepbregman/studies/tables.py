@@ -34,7 +34,7 @@ from deepbregman.evaluation.results import KeptPredictions, Predictions
 from deepbregman.files import now, read_json, write_json
 from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.paper_tables import save_difference_figure, save_tables
-from deepbregman.runs import Record, Run, collect_provenance, is_run
+from deepbregman.runs import Record, Run, collect_provenance, is_complete, is_run
 from deepbregman.statistics import summarise, summarise_pairs
 from deepbregman.training.devices import device_name, pick_device
 
@@ -113,12 +113,16 @@ class TableTrial(Trial):
         """Return the parts that are not measured yet."""
         if not is_run(self.folder):
             return self.cell.parts
-        rows = [
-            row
-            for row in Run.open(self.folder).evaluations()
-            if row["epoch"] == self.config.training.epochs
-        ]
+        rows = list_final_rows(Run.open(self.folder))
         return tuple(part for part in self.cell.parts if not is_measured(part, rows, self.cell))
+
+
+def list_final_rows(run: Run) -> list[Record]:
+    """Return what was measured after the last epoch; a saturated run may have ended early."""
+    last = run.config.training.epochs
+    if is_complete(run):
+        last = run.result()["pretrain"]["epoch"]
+    return [row for row in run.evaluations() if row["epoch"] == last]
 
 
 def is_measured(part: Part, rows: Iterable[Record], cell: TableCell) -> bool:
@@ -296,9 +300,7 @@ def collect_results(folder: Path) -> Record:
     for arm, seed, run in known:
         config, kept = run.config, KeptPredictions(run)
         trained_on = name_dataset(config.data.source)
-        for row in run.evaluations():
-            if row["epoch"] != config.training.epochs:
-                continue
+        for row in list_final_rows(run):
             key = (name_dataset(row["data"]), trained_on, *(row[name] for name in QUANTITY[2:]))
             found = quantities.setdefault(key, {}).setdefault(arm, {})
             found[seed] = {**row, "kept": kept}
