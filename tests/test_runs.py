@@ -24,6 +24,7 @@ from deepbregman.runs import (
     check_new_file,
     collect_provenance,
     hash_source_tree,
+    is_complete,
     is_run,
     name_run_folder,
 )
@@ -474,6 +475,64 @@ def test_the_source_is_named_as_git_names_it(tmp_path):
     assert named == git("write-tree")
     (tmp_path / "b" / "one.py").write_text("# changed\n")
     assert hash_source_tree(tmp_path) != named
+
+
+def test_a_commit_is_dirty_only_if_the_package_differs_from_it(tmp_path, monkeypatch):
+    """By git itself: changes beside the package do not count, and a commit makes it clean."""
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        call = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+
+    package = tmp_path / "src" / "package"
+    package.mkdir(parents=True)
+    (package / "one.py").write_text("one = 1\n")
+    monkeypatch.setattr(runs, "__file__", str(package / "runs.py"))
+
+    def record() -> str | None:
+        commit: str | None = runs._find_commit(hash_source_tree(package))
+        return commit
+
+    git("init", "--quiet")
+    assert record() is None  # there is no commit yet
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    first = git("rev-parse", "HEAD")
+    (tmp_path / "README.md").write_text("not of the package\n")
+    assert record() == first
+    (package / "one.py").write_text("one = 2\n")
+    assert record() == f"{first}-dirty"
+    git("commit", "--quiet", "--all", "--message", "second")
+    assert record() == git("rev-parse", "HEAD") != first
+    (package / "two.py").write_text("")  # git does not know it, and yet it may be imported
+    assert record() == git("rev-parse", "HEAD") + "-dirty"
+
+
+@pytest.mark.parametrize(
+    ("stops", "trained", "complete"),
+    [
+        (True, None, False),
+        (True, {"epoch": 5}, False),
+        (False, {"epoch": 9}, True),
+        (True, {"epoch": 5, "stopped": "after epoch 5: saturated"}, True),
+        (False, {"epoch": 5, "stopped": "after epoch 5: saturated"}, False),  # it goes on
+        (
+            False,
+            {"epoch": 9, "stopped": "after epoch 9: saturated"},
+            True,
+        ),  # it had more epochs then
+        (False, {"epoch": 5, "stopped": "after epoch 5: a callback had enough"}, True),
+    ],
+)
+def test_a_run_that_stopped_early_is_complete_unless_it_is_told_to_go_on(
+    stops, trained, complete, tmp_path
+):
+    changes = {"training.epochs": 9, "training.stop_when_saturated": stops}
+    run = Run.create(tmp_path / "run", override(CONFIG, changes), {})
+    if trained is not None:
+        run.add_result(pretrain=trained)
+    assert is_complete(run) is complete
 
 
 def test_default_folder_says_what_and_when():

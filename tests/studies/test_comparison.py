@@ -25,7 +25,7 @@ from deepbregman.studies.catalogue.comparison import STUDY
 from deepbregman.studies.definition import Study, StudyOptions, check_budget, read_changes
 from deepbregman.studies.engine import MAIN_METRIC
 from deepbregman.studies.grid import open_grid
-from deepbregman.studies.grid_plan import name_study_folder, plan_study
+from deepbregman.studies.grid_plan import find_best_of_study, name_study_folder, plan_study
 from deepbregman.studies.results import estimate_interval, write_results
 
 from .conftest import TINY
@@ -349,6 +349,44 @@ def test_rates_that_leave_out_that_of_the_recipe_are_told_of(tmp_path, few_digit
     # In a study that has begun, the recipe's own rate has been said before.
     write_json(tmp_path / "study.json", {**plan.definition, "provenance": {}})
     plan_study(study, StudyOptions(out=tmp_path, values=("10",), only=("byol-rate-x10",)))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "best"),
+    [
+        ({1.0: [70, 72, 74], 0.3: [60, 61, 62], 3.0: [75, 77, 79]}, 3.0),
+        ({1.0: [70, 72, 74], 0.3: [60, 61, 62], 3.0: [90, 91, None]}, 1.0),
+        ({1.0: [70, 72, 74], 0.3: [60], 3.0: [None, None, None]}, 1.0),
+        ({1.0: [70, 72, 74], 0.3: [60, 61, 62], 3.0: [90, 91]}, "byol-rate-x3 has .* 2 of 3 seeds"),
+        ({1.0: [70], 0.3: [60], 3.0: [50]}, "byol has .* only 1 of 3 seeds"),
+        ({1.0: [70, 72, None], 3.0: [90, None]}, "a seed of recipe byol diverged at every rate"),
+    ],
+)
+def test_a_rate_is_best_only_with_all_its_seeds(accuracies, best, tmp_path, few_digits):
+    """A rate that diverges with one seed does not win by the others, nor one with fewer seeds."""
+    rates = find_study("learning-rates")
+    assert isinstance(rates, Study)
+    asked = StudyOptions(data=few_digits, out=tmp_path / "rates", recipes=("byol",), seeds=3)
+    plan = plan_study(rates, asked)
+    asked.out.mkdir()
+    write_json(asked.out / "study.json", {**plan.definition, "provenance": {}})
+    rows = []
+    for factor, values in accuracies.items():
+        (arm,) = [arm for arm in plan.arms if arm.series == f"rate x {factor:g}"]
+        for seed, value in enumerate(values):
+            where = {"arm": arm.name, "series": arm.series, "x": arm.x, "seed": seed, "run": ""}
+            diverged = {"state": "diverged", "metrics": {}}
+            done = {"state": "done", "metrics": {MAIN_METRIC: value}}
+            rows.append(where | (diverged if value is None else done))
+    write_results(asked.out, plan.definition, rows, {})
+    if isinstance(best, str):
+        with pytest.raises(UserError, match=best):
+            find_best_of_study(asked.out, "byol")
+    else:
+        found = find_best_of_study(asked.out, "byol")
+        assert found is not None
+        rate = load_recipe("byol").optimiser.learning_rate
+        assert found.optimiser.learning_rate == pytest.approx(best * rate)
 
 
 def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):

@@ -97,7 +97,8 @@ class StudyOptions:
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""
     rates: tuple[Path, ...] = ()
     """For study methods: folders that study learning-rates wrote; each recipe takes its best rate
-    from the first folder that has it with the same method, optimiser and batch."""
+    from the first folder that has it with the same method, optimiser and batch. A rate at which a
+    seed diverged is not taken."""
     data: MaybeText = None
     """A labelled dataset instead of the recipe's."""
     epochs: MaybeNumber = None

@@ -4,6 +4,7 @@ This file needs no torch, so a wrong request is refused at once.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,7 +297,10 @@ def _decides_the_rate(field: str) -> bool:
 
 
 def find_best_of_study(folder: Path, recipe: str) -> Config | None:
-    """Return the configuration in which a recipe was best in a study; None if it has no result."""
+    """Return the configuration in which a recipe was best in a study; None if it has no result.
+
+    Rates at which a seed diverged are left out. The best must have all seeds of the study.
+    """
     path = folder / "results.json"
     if not path.is_file():
         raise UserError(
@@ -309,10 +313,25 @@ def find_best_of_study(folder: Path, recipe: str) -> Config | None:
             f"--rates {folder}: its rates were compared on test images; choose them on held-out "
             "images, with --evaluate-on holdout"
         )
-    base = from_toml(read_json(folder / "study.json", SHAPE)["base"], str(folder / "study.json"))
+    definition = read_json(folder / "study.json", SHAPE)
+    base = from_toml(definition["base"], str(folder / "study.json"))
     changes = {arm["name"]: arm["changes"] for arm in results["study"]["arms"]}
     mine = [arm for arm in results["arms"] if arm["x"] == recipe and arm["metrics"]]
     if not mine:
         return None
-    best = max(mine, key=lambda arm: float(arm["metrics"][results["metric"]]["mean"]))
+    command = f"deepbregman study learning-rates --out {shlex.quote(str(folder))}"
+    steady = [arm for arm in mine if not arm["num_diverged"]]
+    if not steady:
+        raise UserError(
+            f"--rates {folder}: a seed of recipe {recipe} diverged at every rate; train it with a "
+            f"smaller one first: {command} --values 0.1 --only {shlex.quote(f'{recipe}-rate-x0.1')}"
+        )
+    best = max(steady, key=lambda arm: float(arm["metrics"][results["metric"]]["mean"]))
+    num_seeds = best["metrics"][results["metric"]]["n"]
+    if num_seeds < definition["seeds"]:
+        raise UserError(
+            f"--rates {folder}: {best['arm']} has the highest accuracy, but only {num_seeds} of "
+            f"{definition['seeds']} seeds; train the others first: {command} --only "
+            f"{shlex.quote(best['arm'])}"
+        )
     return override(base, changes[best["arm"]])
