@@ -12,7 +12,7 @@ from urllib.error import URLError
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from deepbregman.commands.data import prepare
 from deepbregman.data import open_source
@@ -222,6 +222,17 @@ class TestCheck:
             assert why in line
         assert "7.png: " not in out
         assert "7 images cannot be read: the recipe auto" in out
+
+    @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+    def test_a_photo_that_a_camera_took_upright(self, command, tmp_path, suffix):
+        """It is stored lying, with a note to turn it; programs show it upright."""
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6
+        (tmp_path / "photos").mkdir()
+        Image.new("RGB", (1200, 800)).save(tmp_path / "photos" / f"0.{suffix}", exif=exif)
+        assert "sizes       800 px wide, 1200 px high" in command("check", "photos")[1]
+        Image.new("RGB", (1201, 1200)).save(tmp_path / "photos" / f"1.{suffix}")
+        assert "800 to 1201 px wide, 1200 px high" in command("check", "photos")[1]
 
     def test_an_archive_of_your_own(self, command, tmp_path):
         pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 6), dtype=np.uint8)

@@ -140,8 +140,13 @@ def _check_images(path: Path, report: CheckReport, progress: ReportProgress) -> 
 
 
 def _decode_and_measure(path: ImagePlace) -> tuple[int, int]:
-    decode_frame(path, _LARGEST_FRAME)
-    return read_size(path)
+    """Decode an image; return its height and width as it is shown."""
+    shown_height, shown_width = decode_frame(path, _LARGEST_FRAME).size
+    height, width = read_size(path)
+    # The header has the size as stored. An upright photo may be stored lying, with a note (EXIF)
+    # that decoding has followed.
+    is_turned = (shown_height - shown_width) * (height - width) < 0
+    return (width, height) if is_turned else (height, width)
 
 
 def _check_archive(path: Path, report: CheckReport, progress: ReportProgress) -> None:
