@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from deepbregman.commands import job
@@ -52,6 +53,30 @@ def test_photos_beside_sub_folders_are_told_of_once(command, photos, tmp_path):
     assert code == 0
     assert err.count("39 of 40 images lie beside sub-folders") == 1
     assert "40 images" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (None, "no run and no file is there; give random, auto, torchvision:NAME"),
+        (b"not weights", "cannot be read"),
+        ({"conv1.weight": torch.zeros(64, 3, 7, 7)}, "does not fit the encoder"),
+    ],
+)
+def test_wrong_weights_are_refused_before_the_speed_is_measured(
+    command, photos, tmp_path, monkeypatch, content, part
+):
+    monkeypatch.setattr(job, "measure_step", lambda *_: pytest.fail("the speed was measured"))
+    weights, run = tmp_path / "weights.pt", tmp_path / "run"
+    if isinstance(content, bytes):
+        weights.write_bytes(content)
+    elif content is not None:
+        torch.save(content, weights)
+    words = ("--encoder.weights", weights, "--run", run)
+    code, _, err = command("pretrain", photos, *words, *QUICK)
+    assert (code, run.exists()) == (2, False)
+    assert "encoder.weights" in err
+    assert part in err
 
 
 def enough(run: Path) -> str:

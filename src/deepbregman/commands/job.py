@@ -91,6 +91,9 @@ def train_run(
         resuming, request = True, None
     if config.training.epochs:
         start_compilers(config, fabric)
+    if not resuming and are_fetched(config):
+        words = "without a network, this gives up after up to a minute"
+        say(console, f"fetching the weights of {config.encoder.name} if they are not here; {words}")
     source, enough = parts.source, 0
     if request is not None:
         plan, source = _choose_settings(config, request, fabric, console, parts)
@@ -98,9 +101,6 @@ def train_run(
         show_plan(plan, console)
         if plan.warning:
             tell(plan.warning)
-    if not resuming and are_fetched(config):
-        words = "without a network, this gives up after up to a minute"
-        say(console, f"fetching the weights of {config.encoder.name} if they are not here; {words}")
     own = parts.own or OwnParts()
     start = run_first_then_others(fabric, lambda: _try_parts(config, own, resuming))
     with explain_faults(config, folder), ExitStack() as held:
@@ -174,6 +174,8 @@ def _choose_settings(
         side = run_together(fabric, find_side)
         size = choose_image_size(side, on_gpu)
         sized = override(config, {size.field: given.get(size.field, size.value)})
+        own = parts.own or OwnParts()
+        run_first_then_others(fabric, lambda: _try_parts(sized, own, False))
         opened = run_first_then_others(fabric, lambda: parts.open(sized))
         kept, _ = run_together(fabric, lambda: split_for_monitor(opened.train, sized))
         images = select_images(opened, kept, labelled=sized.objective.needs_labels)
@@ -189,7 +191,7 @@ def _choose_settings(
         )
 
         def measure(tried: Config, seconds: float) -> float:
-            own, processes = parts.own or OwnParts(), fabric.world_size
+            processes = fabric.world_size
             return measure_step(tried, images.frame, fabric.device, processes, own, seconds)
 
         status.update("measuring the speed of a few steps, to plan the length ...")
