@@ -87,7 +87,7 @@ def values(hint: Any, rule: Range | None = None) -> st.SearchStrategy[Any]:
             allow_infinity=False,
         )
     if hint is int:
-        return st.integers(int(rule.low), 2**62)
+        return st.integers(int(rule.low), int(min(rule.high, 2**62)))
     return {bool: st.booleans(), str: TEXT}[hint]
 
 
@@ -592,7 +592,8 @@ def test_unknown_recipe_lists_the_known(name):
         ({"views": {"without": ["flip", "spin"]}}, ("views.without", "'spin'", "greyscale")),
         ({"views": {"without": "flip"}}, ("views.without is 'flip'", "a list")),
         ({"data": {"source": None}}, ("data.source is None", "text")),
-        ({"data": {"image_size": 3}}, ("data.image_size is 3", "4 or more")),
+        ({"data": {"image_size": 3}}, ("data.image_size is 3", "between 4 and 4096")),
+        ({"data": {"image_size": 1_000_000}}, ("image_size is 1000000", "between 4 and 4096")),
         ({"views": {"relative_size": 1.1}}, ("views.relative_size is 1.1", "at most 1")),
         ({"views": {"relative_size": 0}}, ("views.relative_size is 0", "above 0")),
         (

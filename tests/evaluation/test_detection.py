@@ -188,7 +188,8 @@ def test_the_arms_differ_in_the_trunk_alone(run, devkit):
         ({"learning_rate": float("nan")}, "it must be finite"),
         ({"clip_gradient": -1.0}, "it must be 0 or more"),
         ({"image_side": (800, 480)}, "from low to high"),
-        ({"image_side": (8, 480)}, "32 or more"),
+        ({"image_side": (8, 480)}, "between 32 and 4096"),
+        ({"image_side": (480, 1_000_000)}, "between 32 and 4096"),
     ],
 )
 def test_bad_options_are_refused(changes, says):

@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from deepbregman.config import DataSettings
 from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
 from deepbregman.errors import UserError
 from deepbregman.files import Record, create_file
@@ -103,6 +104,7 @@ def prepare(
         return _prepare_voc(root, cache, download, progress)
     if image_size is None:
         image_size = IMAGE_SIZE if dataset is None else dataset.image_size
+    DataSettings(image_size=image_size)  # checks it
     from deepbregman.data import open_source
     from deepbregman.data.checking import check_data
 

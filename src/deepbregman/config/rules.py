@@ -14,6 +14,9 @@ from deepbregman.errors import UserError, abbreviate, suggest
 
 LARGEST = 1e30
 """Largest accepted number: float32 ends at 3e38, and numbers are multiplied."""
+MAX_IMAGE_SIDE = 4096
+"""Largest side of an image in pixels: far larger ones fill the memory, and the system then ends the
+program without a word."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from deepbregman.errors import UserError, abbreviate
 
 from .methods import ObjectiveSettings, Sets, SimCLRSettings
 from .rules import (
+    MAX_IMAGE_SIDE,
     Chances,
     Count,
     Name,
@@ -36,7 +37,7 @@ class DataSettings(Section):
     list`), a folder of images, an .npz file, tar shards, Parquet tables, or hf:NAME."""
     root: str = "data"
     """Folder of the datasets that are known by name; downloads go there."""
-    image_size: Annotated[int, Range(low=4)] = 32
+    image_size: Annotated[int, Range(4, MAX_IMAGE_SIDE)] = 32
     """Side of images in pixels, as evaluations use them. Views have this times
     views.relative_size."""
     holdout: Annotated[float, Range(0.0, 0.9)] = 0.0

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from deepbregman.config.rules import (
+    MAX_IMAGE_SIDE,
     Count,
     Distinct,
     NotNegative,
@@ -89,7 +90,7 @@ class Detect(Section):
     """Images in an iteration."""
     learning_rate: Positive = 0.02
     """For batches of 16. It is not scaled automatically: lower it for smaller batches."""
-    image_side: Annotated[tuple[int, int], Range(low=32, increasing=True)] = (480, 800)
+    image_side: Annotated[tuple[int, int], Range(32, MAX_IMAGE_SIDE, increasing=True)] = (480, 800)
     """Range of the short side of training images in pixels; test images have the larger one."""
     norm: Norm = "train"
     """train: fine-tune batch norms, as MoCo does. frozen: keep them (not with the random arm)."""
