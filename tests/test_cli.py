@@ -493,6 +493,22 @@ class TestErrors:
             assert part in err
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize(
+        ("option", "rule"),
+        [
+            ("--sampler", "one of ('gp', 'tpe', 'random')."),
+            ("--prune", "one of ('True', 'False')."),
+            ("--trials", "invalid literal for int()"),
+        ],
+    )
+    def test_an_option_without_a_default_does_not_offer_none(self, command, option, rule):
+        """None is what the option is when it is left out."""
+        code, _, err = command("tune", "digits", option, "magic")
+        assert code == 2
+        assert option in err
+        assert rule in " ".join(err.replace("│", " ").split())
+        assert "None" not in err
+
     def refused(self, command: Command, folder: Path, *words: object) -> str:
         """Expect a refusal that leaves no run folder behind; return its words."""
         code, _, err = command("pretrain", *words, "--run", folder)

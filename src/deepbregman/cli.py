@@ -12,6 +12,7 @@ import importlib
 import inspect
 import io
 import itertools
+import operator
 import os
 import re
 import shlex
@@ -21,13 +22,15 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import tyro
 from rich.console import Console
 from tyro.constructors import (
     ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
     StructConstructorSpec,
     StructFieldSpec,
     StructTypeInfo,
@@ -216,7 +219,7 @@ def _hide_empty_default(annotation: Any, default: object) -> Any:
 
 
 def _make_rules() -> ConstructorRegistry:
-    """Return rules by which tyro shows dataclasses of options as it shows functions."""
+    """Return rules for tyro: it shows dataclasses of options as functions, and None to nobody."""
     rules = ConstructorRegistry()
     under_way: list[Any] = []
 
@@ -240,6 +243,22 @@ def _make_rules() -> ConstructorRegistry:
 
         shown = _hide_empty_default(field.type, field.default)
         return dataclasses.replace(field, type=shown, helptext=join_lines)
+
+    @rules.primitive_rule
+    def read_optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        """Take None as what an option is when it is left out, not as a word that can be typed."""
+        kinds = get_args(info.type)
+        if NoneType not in kinds:
+            return None
+        others = functools.reduce(operator.or_, (kind for kind in kinds if kind is not NoneType))
+        found = rules.get_primitive_spec(PrimitiveTypeInfo.make(others, info.markers))
+        if not isinstance(found, PrimitiveConstructorSpec):
+            return None
+        return dataclasses.replace(
+            found,
+            is_instance=lambda value: value is None or found.is_instance(value),
+            str_from_instance=lambda value: [] if value is None else found.str_from_instance(value),
+        )
 
     return rules
 

@@ -113,7 +113,7 @@ class StudyOptions:
     values: tuple[str, ...] = ()
     """For a study that varies one field: values to use instead. For study learning-rates: further
     multiples of the rate of each recipe; they can also be added to a study that has begun."""
-    evaluate_on: Annotated[EvaluateOn | None, tyro.conf.arg(metavar="{test,holdout}")] = None
+    evaluate_on: EvaluateOn | None = None
     """Images to evaluate on: test (the default), or holdout, a part of the training images."""
     linear_epochs: MaybeNumber = None
     """Epochs of a second linear classifier, on random crops; by default 0, which trains none."""
@@ -143,16 +143,12 @@ class SearchOptions:
     """Epochs of pretraining, instead of the recipe's."""
     changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
     """Fields to change in every trial, such as training.batch_size=256."""
-    objective: Annotated[Literal["linear", "knn"] | None, tyro.conf.arg(metavar="{linear,knn}")] = (
-        None
-    )
+    objective: Literal["linear", "knn"] | None = None
     """Accuracy to maximise: linear (the default) or knn."""
-    sampler: Annotated[
-        Literal["gp", "tpe", "random"] | None, tyro.conf.arg(metavar="{gp,tpe,random}")
-    ] = None
+    sampler: Literal["gp", "tpe", "random"] | None = None
     """gp (the default): a Gaussian process. tpe: a Parzen estimator, which also learns from pruned
     trials. random: values drawn at random."""
-    prune: Annotated[bool | None, tyro.conf.arg(metavar="{True,False}")] = None
+    prune: bool | None = None
     """Stop a trial whose kNN accuracy is below the median of earlier trials; True by default."""
     out: MaybePath = None
     """Folder of the search, studies/tune-RECIPE by default."""
