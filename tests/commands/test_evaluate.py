@@ -101,9 +101,31 @@ class TestUse:
             listed.append(folder)
             return list_folder(folder)
 
-        monkeypatch.setattr("deepbregman.data.datasets.list_folder", count)
+        monkeypatch.setattr("deepbregman.data.tables.list_folder", count)
         assert evaluate("--protocol", "knn", "--data", photos)[0] == 0
         assert listed == [photos]
+
+    def test_labels_in_a_table_give_the_numbers_of_class_folders(self, evaluate, run, photos):
+        lines = ["image,label,split"]
+        for path in sorted(photos.glob("*/*/*.png")):
+            place = path.relative_to(photos).as_posix()
+            lines.append(f"{place},{path.parent.name},{path.parent.parent.name}")
+        (photos / "labels.csv").write_text("\n".join(lines))
+        (run / "copy.json").write_bytes((run / "result.json").read_bytes())
+        assert evaluate("--protocol", "knn", "linear", "--epochs", 0, "--data", photos)[0] == 0
+        by_folder = rows_of(run)
+        (run / "copy.json").replace(run / "result.json")
+        words = ("--epochs", 0, "--data", photos / "labels.csv")
+        code, _, err = evaluate("--protocol", "knn", "linear", *words)
+        assert (code, err) == (0, "")
+        by_table = rows_of(run)
+        for row in (*by_folder, *by_table):
+            assert (row["num_train"], row["num_test"]) == (24, 10)
+        assert [(row["variant"], row["metric"]) for row in by_table] == [
+            (row["variant"], row["metric"]) for row in by_folder
+        ]
+        for row, other in zip(by_table, by_folder, strict=True):
+            assert row["value"] == pytest.approx(other["value"])
 
     def test_transfer_to_a_folder(self, evaluate, run, photos):
         words = ("--protocol", "transfer", "--data", photos, "--epochs", 6, "--batch-size", 8)

@@ -41,7 +41,8 @@ Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 def list_datasets() -> list[Dataset]:
     """List the datasets that are known by name.
 
-    Folders of images and .npz files in the layout of MedMNIST need no name: give the path.
+    Folders of images, .csv files that name and label images, and .npz files in the layout of
+    MedMNIST need no name: give the path.
     """
     return list(DATASETS.values())
 
@@ -56,7 +57,7 @@ def check(name: Name, root: Path = Path("data"), progress: Reporter = None) -> "
     error.
 
     Args:
-        name: Name of a dataset, a folder of images, or an .npz file.
+        name: Name of a dataset, a folder of images, a .csv file of labels, or an .npz file.
         root: Folder of the datasets that have a name.
 
     Returns:

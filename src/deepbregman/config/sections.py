@@ -34,7 +34,8 @@ class DataSettings(Section):
 
     source: Annotated[str, tyro.conf.arg(aliases=["--data"])] = "cifar10"
     """digits, cifar10, cifar100, stl10, tiny-imagenet, imagenet, isic2018 (see `deepbregman data
-    list`), a folder of images, an .npz file, tar shards, Parquet tables, or hf:NAME."""
+    list`), a folder of images, a .csv file with the columns image and label, an .npz file, tar
+    shards, Parquet tables, or hf:NAME."""
     root: str = "data"
     """Folder of the datasets that are known by name; downloads go there."""
     image_size: Annotated[int, Range(4, MAX_IMAGE_SIDE)] = 32

@@ -16,13 +16,13 @@ from deepbregman.data.folders import (
     Listing,
     describe_ignored,
     explain_ignored,
-    list_folder,
     quote_some,
 )
 from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.frames import map_files
 from deepbregman.data.images import ArrayImages, ImagePlace, StoredImage
 from deepbregman.data.stored import StoredSplit
+from deepbregman.data.tables import is_listed, list_images
 from deepbregman.data.voc import find_devkit
 from deepbregman.errors import UserError
 from deepbregman.terminal import ReportProgress, count_words
@@ -80,7 +80,7 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> CheckReport:
     root = expand_home(root)
     if dataset is None:
         report = CheckReport(name, root)
-        if is_stored(path) or path.is_dir():
+        if is_stored(path) or is_listed(path):
             _check_images(path, report, progress)
         else:
             _check_archive(path, report, progress)
@@ -102,8 +102,8 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> CheckReport:
 
 
 def _check_images(path: Path, report: CheckReport, progress: ReportProgress) -> None:
-    """Count the images of each class of a folder, tables or shards, and decode all of them."""
-    found = index_stored(path) if is_stored(path) else list_folder(path)
+    """Count the images of each class of a folder, a table or shards, and decode all of them."""
+    found = index_stored(path) if is_stored(path) else list_images(path)
     places: list[ImagePlace] = []
     for name, split in (("train", found.train), ("test", found.test)):
         if split is None:
@@ -117,7 +117,7 @@ def _check_images(path: Path, report: CheckReport, progress: ReportProgress) -> 
         _count_classes(title, len(mine), labels, found.classes, report)
         places += mine
     if isinstance(found, Listing):
-        if found.classes and found.test is None:
+        if found.classes and found.test is None and path.is_dir():
             report.notes.append(f"sub-folders count as classes; {NOT_CLASSES}")
         if found.ignored:
             words = f"{describe_ignored(found.ignored)}{explain_ignored(found.ignored)}"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from deepbregman.data.folders import (
     Listing,
     has_image,
-    list_folder,
     list_imagenet,
     list_isic,
     list_tiny_imagenet,
@@ -22,13 +21,14 @@ from deepbregman.data.folders import (
 from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.npz import open_npz
 from deepbregman.data.stored import HUB, list_parts
+from deepbregman.data.tables import TABLE_SUFFIX, is_listed, list_images
 from deepbregman.errors import UserError, suggest
 from deepbregman.terminal import ignore_progress
 
 if TYPE_CHECKING:
     from deepbregman.data.images import Progress, Source
 
-FILE_SUFFIXES = (".npz", ".tar", ".parquet")
+FILE_SUFFIXES = (".npz", ".tar", ".parquet", TABLE_SUFFIX)
 """Files that are a dataset by themselves."""
 
 
@@ -265,26 +265,26 @@ def has_labels(spec: str) -> bool:
         with open_npz(path) as arrays:
             test = "test" if "test_images" in arrays.keys else "val"  # as in open_archive
             return {"train_labels", f"{test}_images", f"{test}_labels"} <= arrays.keys
-    return list_folder(path).has_labels
+    return list_images(path).has_labels
 
 
 def list_source(spec: str) -> Listing | None:
-    """List the files of a folder of images, for :func:`open_source`; None for any other source."""
+    """List the files of a folder or a table, for :func:`open_source`; None for another source."""
     dataset, path = find_source(spec)
-    is_folder = dataset is None and not is_stored(path) and path.is_dir()
-    return list_folder(path) if is_folder else None
+    has_files = dataset is None and not is_stored(path) and is_listed(path)
+    return list_images(path) if has_files else None
 
 
 def check_labels(spec: str) -> Listing | None:
-    """Refuse a folder or an ``.npz`` file without labels to judge by, before torch is loaded.
+    """Refuse images or an ``.npz`` file without labels to judge by, before torch is loaded.
 
     Returns:
-        The files of a folder, which takes a while to list, for :func:`open_source`.
+        The files of a folder or a table, which take a while to list, for :func:`open_source`.
     """
     dataset, path = find_source(spec)
     if dataset is not None or is_stored(path):
         return None  # the first have labels; to look at the others takes long
-    listing = list_folder(path) if path.is_dir() else None
+    listing = list_images(path) if is_listed(path) else None
     if not (has_labels(spec) if listing is None else listing.has_labels):
         raise lack_of_labels(spec)
     return listing
@@ -294,8 +294,8 @@ def lack_of_labels(name: str) -> UserError:
     """Return the error about a dataset without labels to judge by."""
     return UserError(
         f"data {name!r} has no labels to evaluate with: give a labelled dataset with --data, such "
-        "as a folder with one subfolder for each class; to get labels for all images from labels "
-        "for a few, use deepbregman label"
+        "as a folder with one subfolder for each class, or a CSV file with the columns image and "
+        "label; to get labels for all images from labels for a few, use deepbregman label"
     )
 
 
@@ -313,9 +313,9 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
     elif is_stored(path):
         if not spec.startswith(HUB) and not path.exists():
             list_parts(path, path.suffix.lower())  # its error says what to give
-    elif path.is_dir():
-        if not has_image(path):
-            list_folder(path)  # its error counts the other files
+    elif is_listed(path):
+        if not path.is_dir() or not has_image(path):
+            list_images(path)  # the error about a folder counts its other files
     else:
         with open_npz(path):
             pass
@@ -334,10 +334,10 @@ def typical_side(spec: str) -> int:
     if is_stored(path):
         store = index_stored(path).train.store
         return find_median_side(StoredImages(store, np.arange(len(store))))
-    if not path.is_dir():
+    if not is_listed(path):
         with open_npz(path) as reader, reader.open("train_images") as (_, header):
             return int(min(header.shape[1:3], default=1))
-    return find_median_side(list_folder(path).train.paths)
+    return find_median_side(list_images(path).train.paths)
 
 
 def open_source(
@@ -359,7 +359,7 @@ def open_source(
         skip_unreadable: Leave unreadable image files out instead of stopping at the first. In
             datasets of up to 20,000 files every file is decoded here, so that a truncated one is
             found now; in larger ones only the headers are read now, and in ImageNet nothing is.
-        listing: The files of the folder ``spec``, if they are listed already.
+        listing: The files of the folder or table ``spec``, if they are listed already.
     """
     from deepbregman.data.archives import open_archive
     from deepbregman.data.downloads import open_download
@@ -370,10 +370,10 @@ def open_source(
     dataset, path = find_source(spec)
     if dataset is None and listing is None and is_stored(path):
         return open_stored(index_stored(path), image_size, skip_unreadable, progress)
-    if dataset is None and not path.is_dir():
+    if dataset is None and not is_listed(path):
         return open_archive(path)
     if dataset is None:
-        name, listing = path.resolve().name, listing or list_folder(path)
+        name, listing = path.resolve().name, listing or list_images(path)
     elif dataset.list_files is None:
         return open_download(spec, expand_home(root), download)
     else:

@@ -5,8 +5,10 @@ Needs no torch, so that a command can check them before torch is loaded.
 
 import codecs
 import csv
+import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +60,7 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
             given = [
                 GivenLabel(row["image"], row["label"], is_suggested=was_suggested(row))
                 for row in read_table(path)
-                if row["image"] and row["label"] and is_yes(row.get("given", "yes"))
+                if counts_as_given(row)
             ]
         else:
             raise UserError(
@@ -69,6 +71,16 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
     return given
 
 
+def index_last_parts(names: Sequence[str]) -> dict[str, int]:
+    """Find images by the last part of their name, also without the extension, if it is alone."""
+    whole = [name.rpartition("/")[2] for name in names]
+    found: dict[str, int] = {}
+    for last in ([os.path.splitext(name)[0] for name in whole], whole):  # a whole name counts
+        counts = Counter(last)
+        found |= {name: index for index, name in enumerate(last) if counts[name] == 1}
+    return found
+
+
 def join_accents(name: str) -> str:
     """Write each letter with its accent, as keyboards do; in names from macOS they may be apart."""
     return unicodedata.normalize("NFC", name)
@@ -76,7 +88,7 @@ def join_accents(name: str) -> str:
 
 def refuse_names(unknown: Sequence[str], given: int, example: str) -> UserError:
     """Say that some of the labelled names are not images of the data."""
-    shown = list(map(_show, unknown))
+    shown = list(map(show_text, unknown))
     why = f"names are relative to the data's folder, such as {example!r}"
     if shown != list(unknown):
         why = 'the table is not in UTF-8: in a spreadsheet, save it as "CSV UTF-8"'
@@ -86,7 +98,7 @@ def refuse_names(unknown: Sequence[str], given: int, example: str) -> UserError:
     )
 
 
-def _show(text: str) -> str:
+def show_text(text: str) -> str:
     """Replace what was not UTF-8 when it was read."""
     return re.sub(r"[\udc80-\udcff]", "\ufffd", text)
 
@@ -141,13 +153,18 @@ def read_table(path: Path) -> list[dict[str, str]]:
     table = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
     for row in table:
         row |= {name: restore_text(row[name]) for name in ("image", "label")}
-    odd = next((shown for row in table if (shown := _show(row["label"])) != row["label"]), None)
+    odd = next((shown for row in table if (shown := show_text(row["label"])) != row["label"]), None)
     if odd is not None:
         raise UserError(
             f"{where}: the label {odd!r} is not in UTF-8: in a spreadsheet, save the table as "
             '"CSV UTF-8"'
         )
     return table
+
+
+def counts_as_given(row: Mapping[str, str]) -> bool:
+    """Whether a line has a label that a person gave, not one that `label` predicted."""
+    return bool(row["image"] and row["label"]) and is_yes(row.get("given", "yes"))
 
 
 def was_suggested(row: Mapping[str, str]) -> bool:

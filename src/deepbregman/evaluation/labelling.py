@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,13 @@ from torch import Tensor
 
 from deepbregman.data import FileImages, open_files
 from deepbregman.data.images import digest_content
-from deepbregman.data.labels import GivenLabel, check_counts, join_accents, refuse_names
+from deepbregman.data.labels import (
+    GivenLabel,
+    check_counts,
+    index_last_parts,
+    join_accents,
+    refuse_names,
+)
 from deepbregman.errors import UserError
 from deepbregman.files import create_csv
 from deepbregman.runs import Record
@@ -223,11 +228,7 @@ class ImageFinder:
     def __init__(self, gallery: Gallery) -> None:
         self._names = {name: index for index, name in enumerate(gallery.names)}
         self._joined = {join_accents(name): index for name, index in self._names.items()}
-        self._last: dict[str, int] = {}
-        whole = [name.rpartition("/")[2] for name in gallery.names]
-        for last in ([os.path.splitext(name)[0] for name in whole], whole):  # a whole name counts
-            counts = Counter(last)
-            self._last |= {name: index for index, name in enumerate(last) if counts[name] == 1}
+        self._last = index_last_parts(gallery.names)
         self._paths: dict[str, int] = {}
         self._sizes: dict[int, list[tuple[Path, int]]] = {}
         for name, start in gallery.starts.items():
