@@ -318,6 +318,10 @@ def test_every_method_stands_alone_and_with_the_divergence(tmp_path, few_digits)
         assert (divergence.source, divergence.compare) == ("bank", "match"), arm.name
         assert (config.teacher is not None) != config.objective.has_teacher, arm.name
     assert plan.definition["unequal_budget"]
+    # A recipe that has the divergence is no arm without it, and none with another one.
+    options = dataclasses.replace(options, out=tmp_path / "two", recipes=("byol", "best"))
+    arms = plan_study(study, options).arms
+    assert [arm.name for arm in arms] == ["byol", "byol+divergence", "best"]
 
 
 @pytest.mark.parametrize(
@@ -426,7 +430,7 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     assert [arm.name for arm in wider.arms][: len(plan.arms)] == [arm.name for arm in plan.arms]
     write_json(folder / "study.json", {**wider.definition, "provenance": {}})
     assert plan_study(rates, StudyOptions(out=folder)).arms == wider.arms
-    for factor in ("0", "fast"):
+    for factor in ("0", "fast", "true"):
         with pytest.raises(UserError, match="must be a number above 0"):
             plan_study(rates, StudyOptions(out=folder, values=(factor,)))
 

@@ -15,6 +15,7 @@ from deepbregman.studies.definition import (
     Search,
     Study,
     StudyOptions,
+    build_config,
     check_arms,
     join_changes,
     list_by_value,
@@ -153,6 +154,7 @@ def test_other_values_of_the_one_field():
     assert study.arms[0].changes == {"divergence.weight": 0.0, "encoder.name": "small"}
     kappa = GRIDS["kappa"].with_values((3, 7))
     assert [arm.name for arm in kappa.choose_arms(())] == ["none", "3", "7"]
+    assert [arm.x for arm in kappa.choose_arms(())] == [0, 3, 7]
     deep = kappa.choose_arms(("deep-max-triplet-7",))[0]
     assert deep.supervised
     assert deep.changes["objective.num_subnetworks"] == 7
@@ -172,6 +174,15 @@ def test_names_with_slashes_do_not_leave_the_folder():
     arm = Arm("../../x y", {}, "x")
     (cell,) = plan_cells([arm], override(load_recipe("digits"), {}), (0,), Path("runs"))
     assert cell.trial.folder == Path("runs/.._.._x_y-seed0")
+
+
+def test_what_is_asked_for_now_stands_above_what_a_study_began_with():
+    """Then the difference is seen and refused; otherwise the option would be passed over."""
+    now, kept = {"optimiser.weight_decay": 0.2}, {"optimiser.weight_decay": 0.1, "seed": 3}
+    began = override(load_recipe("digits"), kept)
+    for recipe in (None, "digits"):
+        config = build_config(recipe, now, began, kept)
+        assert (config.optimiser.weight_decay, config.seed) == (0.2, 3)
 
 
 @pytest.mark.parametrize(

@@ -24,16 +24,17 @@ from rich.console import Console
 
 from deepbregman.cli import main
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.data import opening
+from deepbregman.data import Source, opening
 from deepbregman.errors import UserError
 from deepbregman.evaluation import features, inputs
+from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.results import Predictions
 from deepbregman.launching import find_process
 from deepbregman.runs import Run
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import kappa, psi, teacher
 from deepbregman.studies.definition import Arm, StudyOptions
-from deepbregman.studies.engine import MAIN_METRIC, Trial, lock, run_trial
+from deepbregman.studies.engine import MAIN_METRIC, EvaluationPlan, Trial, lock, run_trial
 from deepbregman.studies.grid import (
     GridCell,
     measure_costs,
@@ -266,6 +267,73 @@ def test_a_finished_run_of_another_configuration_does_not_count(few_digits, out)
     for train in (False, True):
         with pytest.raises(UserError, match=words):
             run_study(kappa.STUDY, StudyOptions(out=out, train=train))
+
+
+def test_a_trial_that_is_done_is_not_run_again(short_config, tmp_path, monkeypatch):
+    """A worker may die after it has written the outcome, before it has said so to the others."""
+    monkeypatch.setattr(engine, "_train_and_evaluate", None)
+    run = Run.create(tmp_path / "trial", short_config, {})
+    outcome = {"state": "done", "metrics": {MAIN_METRIC: 50.0}}
+    run.add_result(study=outcome)
+    source = Source("none", train=None, test=None)  # type: ignore[arg-type]  # it is not looked at
+    assert run_trial(Trial(run.path, short_config), source, EvaluationPlan("test")) == outcome
+
+
+def test_an_outcome_that_somebody_has_edited_is_refused(short_config, tmp_path):
+    run = Run.create(tmp_path / "trial", short_config, {})
+    run.add_result(study={"state": "done"})
+    with pytest.raises(UserError, match="'study' is not the outcome of a trial: restore"):
+        Trial(run.path, short_config).outcome()
+
+
+def test_options_of_the_evaluation_reach_it(few_digits, out, short_run, monkeypatch):
+    asked = settings(few_digits, out, seeds=1, linear_epochs=4, keep_checkpoints=True)
+    plan = open_grid(kappa.STUDY, asked).evaluation
+    assert (plan.evaluate_on, plan.keep_checkpoints) == ("test", True)
+    monkeypatch.setattr(engine, "Evaluation", lambda run, options, *_, **__: options)
+    rows = [
+        {"protocol": "linear", "variant": "cached features", "metric": "top1", "value": 50.0},
+        {"protocol": "linear", "variant": "cached features", "metric": "top5", "value": 90.0},
+        {"protocol": "linear", "variant": "random crops", "metric": "top1", "value": 60.0},
+    ]
+    given = []
+
+    def measure(options: Options) -> list[Record]:
+        given.append(options)
+        return rows
+
+    monkeypatch.setattr(engine, "run_protocols", measure)
+    source = Source("digits", train=None, test=None)  # type: ignore[arg-type]  # not looked at
+    found = plan.evaluate(Trial(short_run.path, short_run.config), short_run, source)
+    assert found == {MAIN_METRIC: 50.0, "linear, random crops": 60.0}
+    assert (given[0].protocols, given[0].epochs) == (("knn", "linear"), 4)
+
+
+def test_memory_ran_out_only_when_no_other_run_is_left(few_digits, out):
+    grid = open_grid(kappa.STUDY, settings(few_digits, out, only=("5", "20"), seeds=1))
+    grid.too_large["5-seed0"] = "CUDA out of memory"
+    assert grid.find_too_large() == {}  # the other run is left, by a process that died
+    grid.too_large["20-seed0"] = "out of memory"
+    assert list(grid.find_too_large()) == ["5-seed0", "20-seed0"]
+
+
+def test_images_of_which_none_can_be_held_out_are_refused(tmp_path, out):
+    path = tmp_path / "singles.npz"
+    images = np.zeros((4, 8, 8), np.uint8)
+    np.savez(path, train_images=images, train_labels=np.arange(4))
+    asked = settings(str(path), out, evaluate_on="holdout")
+    with pytest.raises(UserError, match="no two training images of a class"):
+        run_study(kappa.STUDY, asked)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("images", ["test", "holdout"])
+def test_images_without_labels_are_refused(images, tmp_path, out):
+    path = tmp_path / "plain.npz"
+    np.savez(path, train_images=np.zeros((20, 8, 8), np.uint8))
+    with pytest.raises(UserError, match=r"plain\.npz.* label"):
+        run_study(kappa.STUDY, settings(str(path), out, evaluate_on=images))
+    assert not out.exists()
 
 
 def test_the_bar_tells_every_epoch_though_nothing_is_measured(few_digits, out, monkeypatch):
@@ -566,6 +634,7 @@ def test_judged_on_held_out_images_the_test_images_stay_closed(
     (row,) = Run.open(out / "runs" / "5-seed0").result()["evaluations"][-1:]
     assert (row["num_train"], row["num_test"]) == (162, 18)
     assert row["data"].endswith(", held out")
+    assert read(out)["cells"][0]["evaluate_on"] == "holdout"
 
 
 def test_the_first_seed_and_the_share_to_hold_out_are_those_that_a_user_sets(few_digits, out):

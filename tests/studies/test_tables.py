@@ -91,6 +91,7 @@ def test_parts_of_a_run():
     ]
     other = plan_parts(options, "best", "b.npz", is_reference=False)
     assert "supervised" not in [part.name for part in other]
+    assert not any(part.from_scratch for part in other)
     assert next(part for part in other if part.name == "ood").others == ("noise", "a.npz")
     chosen = TableOptions(data=("a.npz", "b.npz"), only=("best/*/transfer-*", "*/b/knn"))
     assert [p.name for p in plan_parts(chosen, "best", "b.npz", is_reference=False)] == [
@@ -113,6 +114,34 @@ def test_numbers_may_differ_by_dataset_and_large_images_are_made_smaller(
 
     assert plan(epochs=(3, 4)) == [(3, 8), (4, 128)]
     assert plan(epochs=(3,), image_size=(16, 24)) == [(3, 16), (3, 24)]
+    assert plan(epochs=(3,), changes=("data.image_size=12",)) == [(3, 12), (3, 12)]
+
+
+def test_runs_are_planned_seed_by_seed_and_with_what_a_user_sets(few_digits, uneven, tmp_path):
+    """So that a study that is stopped has both arms of a seed, on every dataset."""
+    options = TableOptions(data=(few_digits, uneven), arms=("digits", "digits-without"))
+    options = replace(options, first_seed=4, seeds=2, changes=("encoder.name=small",))
+    cells = plan_tables(replace(options, out=tmp_path / "out")).cells
+    assert [cell.name for cell in cells] == [
+        *("digits-few-seed4", "digits-without-few-seed4"),
+        *("digits-uneven-seed4", "digits-without-uneven-seed4"),
+        *("digits-few-seed5", "digits-without-few-seed5"),
+        *("digits-uneven-seed5", "digits-without-uneven-seed5"),
+    ]
+    assert [cell.config.seed for cell in cells] == [4, 4, 4, 4, 5, 5, 5, 5]
+    assert {cell.config.encoder.name for cell in cells} == {"small"}  # not ResNet-18
+    for cell in cells:
+        assert cell.config.data.source == cell.data
+        assert cell.config.divergence.is_on == (cell.arm == "digits")
+
+
+def test_a_folder_of_something_else_is_left_alone(few_digits, tmp_path):
+    options = TableOptions(data=(few_digits,), arms=("digits",), out=tmp_path)
+    (tmp_path / "locks").mkdir()  # another process begins the study now
+    plan_tables(options)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="exists and holds no tables: choose another folder"):
+        plan_tables(options)
 
 
 def test_what_a_run_is_measured_with(few_digits):
@@ -217,6 +246,7 @@ def test_arms_of_files_have_the_name_and_the_encoder_of_the_file(few_digits, tmp
         ({"train": False}, "holds no tables"),
         ({"tuning_epochs": 0}, "--tuning-epochs 0"),
         ({"data": ("nowhere.npz",)}, "nowhere.npz"),
+        ({"data": ("a/few.npz", "b/few.npz")}, "--data names few twice"),
     ],
 )
 def test_what_is_refused_before_any_work(changes, words, few_digits, tmp_path):

@@ -17,7 +17,6 @@ from deepbregman.config import (
     fields_of,
     load_recipe,
     override,
-    recipes,
 )
 from deepbregman.errors import UserError, notify, suggest
 from deepbregman.reporting.grid_charts import MANY_RECIPES
@@ -445,7 +444,7 @@ def join_changes(options: StudyOptions | SearchOptions) -> dict[str, Any]:
 def split_ending(arm: str) -> tuple[str, str]:
     """Split an arm into a recipe or a .toml file, and one of the endings or nothing."""
     ending = next((ending for ending in ENDINGS if arm.endswith(ending)), "")
-    return (arm, "") if arm in recipes() else (arm.removesuffix(ending), ending)
+    return arm.removesuffix(ending), ending
 
 
 def load_arm(arm: str) -> Config:
