@@ -404,7 +404,9 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     assert plan.definition["evaluate_on"] == "holdout"
     assert plan.definition["seeds"] == 1
     found = {arm.name: override(plan.base, arm.changes) for arm in plan.arms}
-    own = {name: found[name].optimiser.learning_rate for name in recipes}
+    own = {name: load_recipe(name).optimiser.learning_rate for name in recipes}
+    assert own["byol"] != own["simclr"]
+    assert found["byol"].optimiser.learning_rate == own["byol"]
     assert found["byol-rate-x3"].optimiser.learning_rate == pytest.approx(3 * own["byol"])
     assert found["simclr-rate-x0.3"].optimiser.learning_rate == pytest.approx(0.3 * own["simclr"])
     assert found["byol-rate-x3"].objective.name == "byol"

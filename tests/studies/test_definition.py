@@ -295,5 +295,13 @@ def test_arms_that_would_all_train_the_same_are_refused(name, field):
         check_arms(GRIDS[name], chosen, load_recipe("best"))
 
 
+def test_an_arm_with_the_divergence_needs_a_recipe_with_it():
+    """It would be trained without the divergence and shown as one with it."""
+    study = GRIDS["augmentations"]
+    check_arms(study, study.choose_arms(("simclr-*",)), load_recipe("simclr"))
+    with pytest.raises(UserError, match=r"arm divergence-all .* divergence.weight is 0 in this"):
+        check_arms(study, study.choose_arms(("divergence-all",)), load_recipe("simclr"))
+
+
 def test_the_arms_of_the_teacher_change_what_is_used():
     check_arms(GRIDS["teacher"], GRIDS["teacher"].arms, load_recipe("best"))

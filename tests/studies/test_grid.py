@@ -286,7 +286,7 @@ def test_an_outcome_that_somebody_has_edited_is_refused(short_config, tmp_path):
         Trial(run.path, short_config).outcome()
 
 
-def test_options_of_the_evaluation_reach_it(few_digits, out, short_run, monkeypatch):
+def test_options_of_the_evaluation_reach_it(few_digits, out, short_config, tmp_path, monkeypatch):
     asked = settings(few_digits, out, seeds=1, linear_epochs=4, keep_checkpoints=True)
     plan = open_grid(kappa.STUDY, asked).evaluation
     assert (plan.evaluate_on, plan.keep_checkpoints) == ("test", True)
@@ -304,9 +304,19 @@ def test_options_of_the_evaluation_reach_it(few_digits, out, short_run, monkeypa
 
     monkeypatch.setattr(engine, "run_protocols", measure)
     source = Source("digits", train=None, test=None)  # type: ignore[arg-type]  # not looked at
-    found = plan.evaluate(Trial(short_run.path, short_run.config), short_run, source)
+    run = Run.create(tmp_path / "run", short_config, {})
+    found = plan.evaluate(Trial(run.path, run.config), run, source)
     assert found == {MAIN_METRIC: 50.0, "linear, random crops": 60.0}
     assert (given[0].protocols, given[0].epochs) == (("knn", "linear"), 4)
+
+
+def test_a_study_keeps_the_provenance_with_which_it_began(few_digits, out, monkeypatch):
+    open_grid(kappa.STUDY, settings(few_digits, out, seeds=1))
+    first = json.loads((out / "study.json").read_text())["provenance"]
+    monkeypatch.setattr("deepbregman.studies.grid.collect_provenance", lambda device: {})
+    open_grid(kappa.STUDY, StudyOptions(out=out, seeds=2))
+    record = json.loads((out / "study.json").read_text())
+    assert (record["provenance"], record["seeds"]) == (first, 2)
 
 
 def test_memory_ran_out_only_when_no_other_run_is_left(few_digits, out):
@@ -486,6 +496,7 @@ def test_a_study_that_began_with_the_older_name_of_a_field_goes_on(few_digits, o
         (["--set", "divergence.sigma=9"], r"divergence\.sigma is 1\.5 there, 9\.0 here"),
         (["--evaluate-on", "holdout"], r"--evaluate-on is 'holdout' here and 'test' in the folder"),
         (["--values", "5"], r"--values is \[5\] here and \[\] in the folder"),
+        (["--linear-epochs", "5"], r"--linear-epochs is 5 here and 0 in the folder"),
     ],
 )
 def test_a_folder_keeps_to_what_it_began_with(words, message, few_digits, out, capsys):

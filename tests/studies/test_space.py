@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.errors import UserError
-from deepbregman.studies.definition import SearchOptions
-from deepbregman.studies.search_plan import Choice, Interval, parse_space, plan_search
+from deepbregman.studies.definition import Search, SearchOptions, StudyOptions
+from deepbregman.studies.search_plan import (
+    Choice,
+    Interval,
+    check_search,
+    parse_space,
+    plan_search,
+    search_of_study,
+)
 
 BASE = load_recipe("paper")
 positive = st.floats(1e-6, 1e6)
@@ -70,11 +77,15 @@ def _study(seed: int) -> optuna.Study:
     return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
 
 
-def test_logarithmic_intervals_are_drawn_evenly_in_the_logarithm():
-    (dimension,) = parse_space(["objective.weight=0.01:100:log"], BASE)
+@pytest.mark.parametrize(
+    ("word", "middle"),
+    [("objective.weight=0.01:100:log", 1.0), ("divergence.num_subnetworks=1:10000:log", 100)],
+)
+def test_logarithmic_intervals_are_drawn_evenly_in_the_logarithm(word, middle):
+    (dimension,) = parse_space([word], BASE)
     study = _study(0)
     values = [dimension.suggest(study.ask()) for _ in range(400)]
-    below = sum(float(value) < 1.0 for value in values) / len(values)
+    below = sum(float(value) < middle for value in values) / len(values)
     assert below == pytest.approx(0.5, abs=0.1)  # 0.01 of them if it were even in the value
 
 
@@ -107,6 +118,7 @@ def test_booleans_and_words_and_spaces_between():
         (["divergence.kernel=gaussian,gauss"], "did you mean 'gaussian'"),
         (["divergence.kernel=gaussian"], "at least two values"),
         (["divergence.kernel=gaussian,gaussian"], "each once"),
+        (["divergence.kernel=gaussian,inverse,gaussian"], "each once"),
         (["seed=0:99"], "keeps to one seed"),
         (["data.holdout=0.1:0.5"], "one set of images"),
         (["views.crop_area=0.1:0.5"], "is a list, and only single values"),
@@ -165,5 +177,60 @@ def test_options_of_a_search_reach_its_plan():
     assert plan.definition["prune"] is False
     assert plan.largest_batch.training.batch_size == 64
     assert plan.base.data.holdout == 0.1
+    paper = plan_search("paper", SearchOptions(space=("divergence.sigma=0.1:5:log",)), None)
+    assert paper.recipe.data.holdout == 0.0
+    assert paper.base.data.holdout == 0.1  # no trial trains on what it is evaluated on
     kept = SearchOptions(space=words, changes=("data.holdout=0.25",))
     assert plan_search("digits", kept, None).base.data.holdout == 0.25
+    words = ("training.accumulate=2:6", *words)
+    largest = plan_search("digits", SearchOptions(space=words), None).largest_batch
+    assert (largest.training.accumulate, largest.training.batch_size) == (6, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"objective": "knn"}, "objective is 'linear' there, 'knn' here"),
+        ({"sampler": "tpe"}, "sampler is 'gp' there, 'tpe' here"),
+        ({"prune": False}, "prune is True there, False here"),
+        ({"space": ("divergence.sigma=0.1:6:log",)}, "space is .* there, .* here"),
+        ({"epochs": 3}, "training.epochs is 2 there, 3 here"),
+        ({"changes": ("seed=3",)}, "seed is 7 there, 3 here"),
+    ],
+)
+def test_trials_of_one_search_can_be_compared(changes, words):
+    """An accuracy of kNN among those of linear classifiers would be the best or the worst."""
+    space = ("divergence.sigma=0.1:5:log",)
+    asked = SearchOptions(space=space, epochs=2, changes=("seed=7",))
+    began = plan_search("digits", asked, None).definition
+    for recipe in (None, "digits"):
+        with pytest.raises(UserError, match=words):
+            plan_search(recipe, SearchOptions(**changes), began)
+    more = plan_search(None, SearchOptions(trials=50, space=space), began)
+    assert more.definition == {**began, "trials": 50}
+    assert (more.recipe.seed, more.recipe.training.epochs) == (7, 2)
+
+
+def test_options_of_a_study_reach_its_search(tmp_path):
+    entry = Search("s", "S?", ("divergence.sigma=0.1:5:log",), trials=12, recipe="paper")
+    given = {"data": "digits", "epochs": 3, "changes": ("seed=7",), "out": tmp_path}
+    recipe, options = search_of_study(entry, StudyOptions(**given, accelerator="cpu"))
+    expected = SearchOptions(space=entry.space, trials=12, **given, accelerator="cpu")
+    assert (recipe, options) == ("paper", expected)
+    recipe, options = search_of_study(entry, StudyOptions(recipe="best", trials=5, out=tmp_path))
+    assert (recipe, options.trials) == ("best", 5)
+    (tmp_path / "search.db").touch()  # it has begun, and knows its recipe and its trials
+    recipe, options = search_of_study(entry, StudyOptions(out=tmp_path))
+    assert (recipe, options.trials) == (None, None)
+    for option in ({"seeds": 1}, {"seeds": 3}, {"evaluate_on": "holdout"}, {"values": ("1",)}):
+        with pytest.raises(UserError, match="study s is a search and takes no --"):
+            search_of_study(entry, StudyOptions(out=tmp_path, **option))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    options = SearchOptions(space=("divergence.sigma=0.1:5:log",), data="digits", out=tmp_path)
+    (tmp_path / "locks").mkdir()  # another worker begins the search now
+    check_search("digits", options)
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError, match="exists and holds no search: choose another folder"):
+        check_search("digits", options)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from scipy import stats
 from sklearn.datasets import load_digits
 
@@ -25,7 +26,13 @@ from deepbregman.reporting.sections import read_study
 from deepbregman.runs import Run
 from deepbregman.studies import engine
 from deepbregman.studies import tables as tables_module
-from deepbregman.studies.tables import TableEvaluation, TableQueue, TableTrial, collect_results
+from deepbregman.studies.tables import (
+    TableEvaluation,
+    TableQueue,
+    TableTrial,
+    collect_results,
+    measure_missing,
+)
 from deepbregman.studies.tables_plan import (
     ARMS,
     Part,
@@ -197,11 +204,53 @@ def test_a_run_that_was_saturated_is_done_after_the_epoch_at_which_it_stopped(
     run.add_result(pretrain={"epoch": 6, "stopped": "after epoch 6: saturated"})
     run.add_result(evaluations=rows[:1], study={"state": "done", "metrics": {}})
     assert trial.outcome() is None
-    run.add_result(evaluations=rows)
+    run.add_result(study={"state": "diverged", "metrics": {}, "why": "the loss is nan"})
+    assert trial.outcome() is not None  # nothing can be measured, and it would diverge again
+    run.add_result(evaluations=rows, study={"state": "done", "metrics": {}})
     assert trial.outcome() is not None
     (tmp_path / "tables.json").write_text('{"arms": ["digits"]}')
     (quantity,) = collect_results(tmp_path)["quantities"]
     assert quantity["arms"]["digits"]["values"] == {0: 60.0}
+
+
+def test_arm_and_seed_are_read_from_the_name_of_a_run(short_config, tmp_path):
+    config = override(short_config, {"data.source": "/data/two-words.npz"})
+    Run.create(tmp_path / "runs" / "best-control-two-words-seed12", config, {})
+    (tmp_path / "runs" / "best-seed3").mkdir()  # a run that is copied here just now
+    (tmp_path / "tables.json").write_text('{"arms": ["simclr"]}')
+    results = collect_results(tmp_path)
+    assert results["arms"] == ["simclr", "best-control"]
+    (run,) = results["runs"]
+    assert (run["arm"], run["data"], run["seed"]) == ("best-control", "two-words", 12)
+
+
+def test_options_reach_the_evaluation_and_the_first_arm_stays_the_reference(
+    few_digits, uneven, tmp_path, monkeypatch
+):
+    """Every arm is compared with the first of the first command, whatever is added later."""
+    workers = []
+
+    def work(queue: TableQueue, worker: engine.Worker, command: str) -> Record:
+        workers.append(worker)
+        return {}
+
+    monkeypatch.setattr(tables_module, "work", work)
+    out = tmp_path / "tables"
+    options = TableOptions(data=(few_digits,), arms=("digits-without",), protocols=("knn",))
+    options = replace(options, changes=("training.batch_size=64",), epochs=(1,), out=out)
+    options = replace(options, tuning_epochs=7, keep_checkpoints=True, accelerator="cpu")
+    measure_missing(TableQueue(plan_tables(options)), Console(quiet=True))
+    evaluation = workers[0].evaluation
+    assert isinstance(evaluation, TableEvaluation)
+    assert (evaluation.evaluate_on, evaluation.tuning_epochs) == ("test", 7)
+    assert (evaluation.keep_checkpoints, evaluation.accelerator) == (True, "cpu")
+    first = json.loads((out / "tables.json").read_text())["provenance"]
+    later = replace(options, arms=("digits",), data=(uneven,))
+    monkeypatch.setattr(tables_module, "collect_provenance", lambda device: {"later": device})
+    measure_missing(TableQueue(plan_tables(later)), Console(quiet=True))
+    record = json.loads((out / "tables.json").read_text())
+    assert (record["arms"], record["data"]) == (["digits-without", "digits"], [few_digits, uneven])
+    assert record["provenance"] == first
 
 
 def test_a_rare_class_keeps_all_shares_of_labels(uneven):

@@ -125,7 +125,6 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
         "epochs": base.training.epochs if len(epochs) == 1 else None,
         "base": to_toml(base),
         "unequal_budget": unequal,
-        "left_out": [arm.name for arm in study.arms if arm not in arms],
         "provenance": before["provenance"] if before else None,
     }
     return GridPlan(study, folder, base, arms, chosen, definition)
