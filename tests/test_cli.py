@@ -186,6 +186,26 @@ class TestCommands:
         assert said.startswith("error: 'tiny' follows")
         assert words in said
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "pretrain --data my photos",
+            "pretrain digits --training.epochs 3 photos",
+            "explore run --out map photos",
+            "data check folder --root my photos",
+            "tune digits --trials 3 photos",
+        ],
+    )
+    def test_a_word_after_an_option_that_takes_one(self, command, line, tmp_path, monkeypatch):
+        """Often a name with a space that is not in quotes; nothing is done."""
+        monkeypatch.chdir(tmp_path)
+        code, out, err = command(*line.split())
+        assert (code, out) == (2, "")
+        said = " ".join(err.split())
+        assert said.startswith("error: 'photos' follows an option that does not take it: leave it")
+        assert "put the value in quotes; `deepbregman " in said
+        assert list(tmp_path.iterdir()) == []
+
     def test_recipes_are_listed_and_printed(self, command):
         _, listed, _ = command("recipes")
         assert all(name in listed for name in recipes())

@@ -125,7 +125,8 @@ def _run_command(command: str, words: list[str]) -> None:
     if {"-h", "--help"} & set(words):  # tyro would not wrap it
         console = _open_help()
         console.print(_describe(function), highlight=False, markup=False, end="\n\n")
-    tyro.cli(
+    parse = functools.partial(
+        tyro.cli,
         _for_command_line(function, module),
         args=words,
         prog=program,
@@ -133,6 +134,16 @@ def _run_command(command: str, words: list[str]) -> None:
         console_outputs=is_first_of_machine(),
         registry=TYRO_RULES,
     )
+    start, unknown = parse(return_unknown_args=True)
+    if any(word.startswith("-") for word in unknown):
+        parse()  # refuses them, and names options that are like them
+    if unknown:
+        raise UserError(
+            f"{unknown[0]!r} follows an option that does not take it: leave it out, or, if it is "
+            f"part of a value with a space, put the value in quotes; `{program} --help` lists all "
+            "options"
+        )
+    start()
 
 
 def _refuse_stray_words(program: str, function: Callable[..., Any], words: list[str]) -> None:
@@ -157,13 +168,16 @@ def _refuse_stray_words(program: str, function: Callable[..., Any], words: list[
     raise UserError(f"{rule}; {fix} of `{program} --help`")
 
 
-def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
+def _for_command_line(
+    function: Callable[..., Any], module: ModuleType
+) -> Callable[..., Callable[[], None]]:
     """Return a function for tyro: with the parameters that the command line offers.
 
-    It calls ``function`` and shows the result by ``show_FUNCTION`` or ``show`` of its module. A
-    parameter ``console`` gets a console that outlives its terminal, for long work; ``progress``
-    gets progress bars. Neither is an option, nor is a parameter marked as PythonOnly. A parameter
-    whose default is a configuration becomes an option for each field.
+    It returns what remains to be called once all words are known to be right. This calls
+    ``function`` and shows the result by ``show_FUNCTION`` or ``show`` of its module. A parameter
+    ``console`` gets a console that outlives its terminal, for long work; ``progress`` gets progress
+    bars. Neither is an option, nor is a parameter marked as PythonOnly. A parameter whose default
+    is a configuration becomes an option for each field.
     """
     command = module.__name__.rpartition(".")[2]
     signature = inspect.signature(function)
@@ -175,7 +189,6 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
     ]
     show = getattr(module, f"show_{function.__name__}", getattr(module, "show", None))
 
-    @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> None:
         console = Console()
         with contextlib.ExitStack() as stack:
@@ -195,12 +208,16 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
         if show is not None:
             show(result, console)
 
+    @functools.wraps(function)
+    def prepare(*arguments: Any, **options: Any) -> Callable[[], None]:
+        return functools.partial(call, *arguments, **options)
+
     # A sentence that goes on in a deeper line is one sentence: the terminal wraps it anew.
-    call.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspect.cleandoc(function.__doc__ or ""))
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in offered}
-    call.__signature__ = signature.replace(parameters=offered)  # type: ignore[attr-defined]  # inspect reads it
-    del call.__wrapped__  # tyro would read its signature
-    return call
+    prepare.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspect.cleandoc(function.__doc__ or ""))
+    prepare.__annotations__ = {parameter.name: parameter.annotation for parameter in offered}
+    prepare.__signature__ = signature.replace(parameters=offered)  # type: ignore[attr-defined]  # inspect reads it
+    del prepare.__wrapped__  # tyro would read its signature
+    return prepare
 
 
 def _annotate(parameter: inspect.Parameter) -> inspect.Parameter:
