@@ -101,7 +101,7 @@ def one_thread() -> None:
 def narrow_encoder(pytestconfig) -> Stages:
     """Make the small encoder narrow, so that its convolutions cost next to nothing.
 
-    Slow tests, which ask what is learnt, have the true one. Returns the true stages.
+    Slow tests, which ask what is learned, have the true one. Returns the true stages.
     """
     from deepbregman.method import networks
 
@@ -251,7 +251,7 @@ def cheap_weights(request, drawn_once, monkeypatch) -> None:
     """Take the weights of large networks from numbers that are drawn once, as the seed says.
 
     To draw tens of millions for each ResNet and each detector takes longer than all else there.
-    Slow tests, which ask what is learnt, have the true weights.
+    Slow tests, which ask what is learned, have the true weights.
     """
     if request.node.get_closest_marker("slow"):
         return

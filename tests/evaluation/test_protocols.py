@@ -68,7 +68,7 @@ def test_an_untrained_encoder_scores_less(short_run, labelled):
 def test_knn_by_divergence_equals_a_loop(labelled, smoothing, sigma):
     """The nearest neighbours of each query by D(query || bank), votes weighted by psi.
 
-    The width of psi is the one that the run has learnt, if it has.
+    The width of psi is the one that the run has learned, if it has.
     """
     config = override(labelled.config, {"divergence.smoothing": smoothing})
     model = copy.deepcopy(labelled.model)
@@ -252,7 +252,7 @@ def test_data_that_changed_since_pretraining_are_said(short_config, few_digits, 
     assert len(words) == (2 if noise else 0)
     assert all("own.npz' has changed since" in one for one in words)
     assert all(one.endswith(f"new run with --encoder.weights {run.path}") for one in words)
-    assert load_run(run, "cpu").model.sigma == pytest.approx(0.3)  # what was learnt
+    assert load_run(run, "cpu").model.sigma == pytest.approx(0.3)  # what was learned
 
 
 class TestSeeds:

@@ -1,4 +1,4 @@
-"""The divergence as a term: what it compares, its numbers, its learnt sigma, its weight."""
+"""The divergence as a term: what it compares, its numbers, its learned sigma, its weight."""
 
 from typing import Any
 
@@ -144,16 +144,16 @@ def test_a_single_view_has_no_divergence_to_itself():
     assert term().diagnose(normal(1, 4, 6)).keys() == {"active_subnetworks", "usage_entropy"}
 
 
-class TestLearntSigma:
+class TestLearnedSigma:
     def test_it_starts_at_its_value_gets_gradient_and_is_logged(self):
         scores = normal(2, 4, 6)
-        fixed, learnt = term(sigma=0.8), term(sigma=0.8, learn_sigma=True)
-        found = learnt(scores, None).terms["divergence"]
+        fixed, learned = term(sigma=0.8), term(sigma=0.8, learn_sigma=True)
+        found = learned(scores, None).terms["divergence"]
         torch.testing.assert_close(found, fixed(scores, None).terms["divergence"])
         found.backward()
-        assert learnt.log_sigma.grad.abs() > 0
-        assert learnt.sigma == pytest.approx(0.8)
-        assert learnt.metrics()["sigma"].item() == pytest.approx(0.8)
+        assert learned.log_sigma.grad.abs() > 0
+        assert learned.sigma == pytest.approx(0.8)
+        assert learned.metrics()["sigma"].item() == pytest.approx(0.8)
         assert fixed.metrics() == {}
 
     @pytest.mark.parametrize(

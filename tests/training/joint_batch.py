@@ -42,12 +42,12 @@ METHODS: Mapping[str, Mapping[str, Any]] = importlib.import_module("methods").CA
 CASES: Mapping[str, Mapping[str, Any]] = {
     "NT-Xent alone": {"divergence.weight": 0.0},
     "NT-Logistic, hard": {"objective.loss": "nt_logistic", "divergence.smoothing": 0.0},
-    "pairs all, hard, learnt sigma": {
+    "pairs all, hard, learned sigma": {
         "divergence.pairs": "all",
         "divergence.smoothing": 0.0,
         "divergence.learn_sigma": True,
     },
-    "pairs views, smooth, learnt sigma, usage": {
+    "pairs views, smooth, learned sigma, usage": {
         "divergence.learn_sigma": True,
         "divergence.usage_bonus": 0.5,
     },
@@ -88,7 +88,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "divergence.centring": "sinkhorn",
         "divergence.smoothing": 0.2,
     },
-    "learnt sigma without a use": {
+    "learned sigma without a use": {
         "divergence.kernel": "inverse",
         "divergence.learn_sigma": True,
     },

@@ -293,7 +293,7 @@ def test_load_model_is_what_was_saved(run, config):
         assert not any(part.training for part in model.modules())
 
 
-def test_the_learnt_sigma_is_what_evaluation_gets(tmp_path, config):
+def test_the_learned_sigma_is_what_evaluation_gets(tmp_path, config):
     learning = override(config, {"divergence.learn_sigma": True, "divergence.sigma": 0.5})
     step = build_step(learning)
     with torch.no_grad():

@@ -199,7 +199,7 @@ def resume(
 ) -> Run:
     """Continue an interrupted run exactly from its last checkpoint.
 
-    Fields that do not change what is learnt, such as --data.workers, may be given anew; so may
+    Fields that do not change what is learned, such as --data.workers, may be given anew; so may
     --training.epochs, unless a schedule such as a cosine depends on it. All others stay. A run with
     parts of your own is continued from Python, where you give them again.
 

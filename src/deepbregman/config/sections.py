@@ -157,7 +157,7 @@ class EncoderSettings(Section):
     projection_layers: Annotated[int, Range(low=2)] = 2
     """Linear layers of the projection."""
     projection_output_norm: bool = False
-    """Batch-normalise the embedding as well, without a learnt gain and shift."""
+    """Batch-normalise the embedding as well, without a learned gain and shift."""
     embedding: Count = 128
     """Width of the embedding z."""
 
@@ -201,9 +201,9 @@ class DivergenceSettings(Section):
     hidden: Count = 32
     """Width of the hidden layer of a learned subnetwork."""
     norm: Literal["output", "standard", "hidden", "none"] = "output"
-    """What a learned subnetwork batch-normalises. output: its output, with a learnt gain. standard:
-    its output without a gain, so that scores keep the scale that smoothing and temperature are set
-    for. hidden: its hidden layer."""
+    """What a learned subnetwork batch-normalises. output: its output, with a learned gain.
+    standard: its output without a gain, so that scores keep the scale that smoothing and
+    temperature are set for. hidden: its hidden layer."""
     activation: Literal["none", "relu"] = "none"
     """Activation between the layers of a learned subnetwork."""
     dropout: Annotated[float, Range(0.0, 0.99)] = 0.0

@@ -301,7 +301,7 @@ def build_projection(
 
     Args:
         layers: linear layers, 2 or more.
-        output_norm: batch-normalise what comes out as well, without a learnt gain and shift.
+        output_norm: batch-normalise what comes out as well, without a learned gain and shift.
     """
     parts: list[nn.Module] = []
     for width in (in_features, *(hidden_features,) * (layers - 2)):
@@ -329,7 +329,7 @@ class BregmanNetwork(nn.Module):
         num_subnetworks: K, the paper's kappa.
         hidden_features: width of each subnetwork's hidden layer.
         norm: batch normalisation of the ``output`` (K channels; the paper), the same without a
-            learnt gain and shift (``standard``: every score keeps mean 0 and deviation 1, so that
+            learned gain and shift (``standard``: every score keeps mean 0 and deviation 1, so that
             a temperature means the same throughout), of the ``hidden`` layer (K * hidden
             channels), or ``none``.
         activation: ``None`` (the paper: linear) or ``"relu"`` (the authors' code).
@@ -440,7 +440,7 @@ class Model(nn.Module):
         encoder: image -> h; the part one keeps.
         projection: h -> z.
         divergence_network: z -> scores, or None without a divergence.
-        sigma: width of the Gaussian kernel on divergences, as set or as learnt; None without a
+        sigma: width of the Gaussian kernel on divergences, as set or as learned; None without a
             divergence.
     """
 

@@ -182,11 +182,11 @@ class DivergenceTerm(nn.Module):
 
     @property
     def sigma(self) -> float:
-        """The width of the Gaussian kernel: as set, or as learnt so far."""
+        """The width of the Gaussian kernel: as set, or as learned so far."""
         return self.settings.sigma if self.log_sigma is None else self.log_sigma.exp().item()
 
     def metrics(self) -> dict[str, Tensor]:
-        """Return the learnt sigma, if it is learnt."""
+        """Return the learned sigma, if it is learned."""
         return {} if self.log_sigma is None else {"sigma": self.log_sigma.detach().exp()}
 
     def diagnose(self, scores: Tensor) -> dict[str, Tensor]:

@@ -164,7 +164,7 @@ class Objective(nn.Module):
         return [Group(rest), Group(mine, scheduled=scheduled, frozen_until=frozen_until)]
 
     def metrics(self) -> dict[str, Tensor]:
-        """Return scalars to log after each epoch, such as a learnt temperature."""
+        """Return scalars to log after each epoch, such as a learned temperature."""
         return {}
 
     def autocast(self) -> AbstractContextManager[None]:
