@@ -492,7 +492,7 @@ class TestErrors:
             (["pretrain", "digits", "--divergence.kernel", "cubic"], ["cubic", "gaussian"]),
             (
                 ["pretrain", "digits", "--training.batch-size", "5000"],
-                ["batch_size 5000", "there are 1167", "lower it"],
+                ["batch_size 5000", "there are 1167", "lower it to 1167 or less"],
             ),
             (["pretrain", "digits", "--data", "digit"], ["'digit'", "did you mean 'digits'"]),
             (["pretrain", "digits", "--data", "none.npz"], ["none.npz"]),

@@ -359,8 +359,11 @@ class TestSteps:
         """A batch of two is the smallest, so with one image there is nothing to lower."""
         several = override(short_config, {"training.batch_size": 8, "training.accumulate": 3})
         words = "batch_size 8 times training.accumulate 3 needs 24 images for a step, but there are"
-        with pytest.raises(UserError, match=f"{words} 23 to pretrain on: lower it, or give more"):
+        lower = "23 to pretrain on: lower it to 7 or less, or give more"
+        with pytest.raises(UserError, match=f"{words} {lower}"):
             count_steps(several, 23)
+        with pytest.raises(UserError, match="lower it to 6 or less"):  # two processes share it
+            count_steps(several, 23, world_size=2)
         pair = override(short_config, {"training.batch_size": 2})
         with pytest.raises(UserError, match=r"2 needs 2 .* there is 1 to pretrain on: give more"):
             count_steps(pair, 1)

@@ -81,7 +81,8 @@ def count_steps(config: Config, num_images: int, world_size: int = 1) -> int:
     needed = settings.batch_size * settings.accumulate
     if num_images < needed and settings.epochs:
         times = f" times training.accumulate {settings.accumulate}" * (settings.accumulate > 1)
-        lower = "lower it, or " * (num_images > 1)  # a batch has two images or more
+        most = num_images // settings.accumulate // world_size * world_size
+        lower = f"lower it to {most} or less, or " * (most > 1)  # a batch has two images or more
         have = "is 1" if num_images == 1 else f"are {num_images}"
         raise UserError(
             f"training.batch_size {settings.batch_size}{times} needs {needed} images for a step, "
