@@ -476,6 +476,10 @@ class TestErrors:
             (["pretian"], ["'pretian'", "did you mean 'pretrain'"]),
             (["pretrain"], ["needs a recipe", "paper"]),
             (["pretrain", "papr"], ["'papr'", "did you mean 'paper'"]),
+            (
+                ["tune", ".", "--space", "seed=0:9"],
+                ["'.' is a folder", "such as best; if it holds images, add --data ."],
+            ),
             (["pretrain", "missing.toml"], ["'missing.toml'", "file that exists"]),
             (["pretrain", "digits", "--training.epoch", "3"], ["--training.epoch", "Perhaps"]),
             (["pretrain", "digits", "--training.epochs", "many"], ["--training.epochs", "many"]),

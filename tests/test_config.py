@@ -508,6 +508,14 @@ def test_recipe_from_a_file(tmp_path):
     assert load_recipe(str(path)) == override(Config(), {"seed": 4, "data.source": "été"})
 
 
+def test_a_folder_is_no_recipe(tmp_path):
+    with pytest.raises(UserError, match=r"is a folder: name a recipe, .* images, add --data "):
+        load_recipe(str(tmp_path))
+    (tmp_path / "config.toml").write_text("seed = 4\n")
+    with pytest.raises(UserError, match=r"for the settings of this run, name '.*config\.toml'"):
+        load_recipe(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("content", "parts"),
     [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.resources
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -157,6 +158,12 @@ def load_recipe(name: str) -> Config:
     if name in known:
         return from_toml(known[name], f"recipe {name}")
     path = Path(name)
+    if path.is_dir():
+        used = path / "config.toml"
+        fix = f"name a recipe, such as best; if it holds images, add --data {shlex.quote(name)}"
+        if used.is_file():
+            fix = f"for the settings of this run, name {str(used)!r}"
+        raise UserError(f"recipe {name!r} is a folder: {fix}")
     if not path.is_file():
         file = f"{name}.toml"
         raise UserError(
