@@ -66,7 +66,7 @@ def test_folders_and_mappings(tmp_path):
         ("a1.png,a\na2.png,b\n", "must name the columns"),
         ("image_id,dx\na1,a\na2,b\n", "write label over the column of labels"),
         ("image,label\n", "no image has a label"),
-        ("image,label\na1.png,\n", "no image has a label"),
+        ("image,label\na1.png,\n", "no image has a label; .* in a table in the column label"),
         ("image,label\na1.png,a\na2.png,a\n", "2 labels, all 'a'"),
         ("image,label\na1.png,a\na2.png,a\nb1.png,b\n", "only one image of 'b'"),
         ('image,label\n"a1.png,a\n', "cannot be read as CSV"),

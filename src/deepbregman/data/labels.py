@@ -106,7 +106,10 @@ def show_text(text: str) -> str:
 def check_counts(labels: list[str], where: str) -> None:
     """Refuse labels that nothing can be learned from, or that cannot be judged by holding out."""
     if not labels:
-        raise UserError(f"{where}: no image has a label; label at least 2 images of two classes")
+        raise UserError(
+            f"{where}: no image has a label; label at least 2 images of two classes, in a table "
+            "in the column label"
+        )
     counts = {label: labels.count(label) for label in sorted(set(labels))}
     if len(counts) == 1:
         raise UserError(
