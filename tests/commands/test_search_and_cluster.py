@@ -280,6 +280,7 @@ class TestCluster:
         code, out, _ = command("cluster", plain.path, "--seeds", 1)
         assert code == 0
         assert "5 clusters of 30 images" in out
+        assert "--out clusters.csv writes the cluster of each image" in out
         part = cluster(plain, seeds=1, by=["features"]).partitions["features"]
         assert list(part.sizes) == sorted(part.sizes, reverse=True)  # cluster 0 is the largest
         assert torch.bincount(part.assignment, minlength=5).tolist() == list(part.sizes)
@@ -296,6 +297,7 @@ class TestCluster:
         assert (code, err) == (0, "")
         assert "distance within" in out
         assert "15 15" in out
+        assert "--out" not in out
         assert "NMI" not in out
         assert (plain.path / "result.json").read_bytes() == before
         with table.open(newline="") as file:

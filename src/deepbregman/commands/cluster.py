@@ -149,5 +149,7 @@ def show(found: "Clustering", console: Console) -> None:
             )
     if found.table is not None:
         say(console, f"clusters: {found.table}")
+    else:
+        say(console, "--out clusters.csv writes the cluster of each image, and sheets of images")
     for sheet in found.sheets:
         say(console, f"sheet: {sheet}")
