@@ -474,6 +474,7 @@ class TestErrors:
         ("words", "expected"),
         [
             (["pretian"], ["'pretian'", "did you mean 'pretrain'"]),
+            (["predict"], ["'predict' is not one of", "`deepbregman --help` says what each does"]),
             (["pretrain"], ["needs a recipe", "paper"]),
             (["pretrain", "papr"], ["'papr'", "did you mean 'paper'"]),
             (

@@ -40,7 +40,7 @@ from deepbregman import __version__
 
 from .commands.parameters import PYTHON_ONLY, refuse_second_run
 from .config import Config
-from .errors import Notice, UserError, explain_error, mask_secrets, require_known
+from .errors import Notice, UserError, explain_error, mask_secrets, require_known, suggest
 from .launching import (
     COMMAND_LINE,
     Process,
@@ -101,9 +101,13 @@ def _dispatch(words: list[str]) -> None:
         _print_overview()
     elif words[0] == "--version":
         print(__version__)
-    else:
-        require_known("command", words[0], COMMANDS)
+    elif words[0] in COMMANDS:
         _run_command(words[0], words[1:])
+    else:
+        raise UserError(
+            f"command {words[0]!r} is not one of {', '.join(COMMANDS)}; `{PROGRAM} --help` says "
+            f"what each does{suggest(words[0], COMMANDS)}"
+        )
 
 
 def _run_command(command: str, words: list[str]) -> None:
