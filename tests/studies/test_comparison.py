@@ -218,6 +218,14 @@ def test_what_cannot_be_is_refused_before_anything_is_made(words, message, refus
     refused(["study", *words], message)
 
 
+def test_the_reference_of_a_study_that_has_begun_stays(few_digits, out):
+    """Its runs and differences would be those of another comparison."""
+    open_grid(STUDY, StudyOptions(recipes=("simclr", "best"), data=few_digits, out=out))
+    for recipes in (("best", "simclr"), ("simclr", "best", "byol")):
+        with pytest.raises(UserError, match=r"--recipes is .* in the folder of this study"):
+            plan_study(STUDY, StudyOptions(recipes=recipes, out=out))
+
+
 def test_options_reach_every_arm(two, few_digits, out):
     settings = StudyOptions(
         recipes=tuple(two),

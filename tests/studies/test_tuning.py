@@ -117,6 +117,8 @@ def test_end_to_end_without_the_test_images(command, few_digits, out, explosive,
     (judged, *_) = run.result()["evaluations"]
     assert (judged["num_train"], judged["num_test"]) == (162, 18)
     assert judged["value"] == best["value"]
+    last = run.metrics()[-1]  # what trials are pruned by
+    assert (best["last_epoch"], best["last_knn"]) == (1, pytest.approx(last["knn"]))
     with (out / "trials.csv").open() as file:
         assert [float(row["value"]) for row in csv.DictReader(file)] == [r["value"] for r in rows]
     header = (out / "best.toml").read_text()
