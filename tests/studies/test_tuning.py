@@ -181,6 +181,22 @@ def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(few_digits, out, monk
     assert not (out / "runs" / "trial-0001" / "checkpoints").exists()
 
 
+def test_a_pruned_trial_is_never_the_best_by_its_knn(tmp_path):
+    """Optuna gives it the last value that it reported, which is another accuracy."""
+    study = optuna.create_study(direction="maximize")
+    pruned, complete, failed, _running = (study.ask() for _ in range(4))
+    pruned.report(30.0, 1)
+    pruned.report(90.0, 2)
+    study.tell(pruned, state=TrialState.PRUNED)
+    study.tell(complete, 50.0)
+    study.tell(failed, state=TrialState.FAIL)
+    record = write_trials(tmp_path, study, {})
+    first = record["trials"][0]
+    assert (first["value"], first["last_knn"], first["last_epoch"]) == (None, 90.0, 2)
+    assert (record["best"]["trial"], record["best"]["value"]) == (1, 50.0)
+    assert record["num_counted"] == 3  # not the one that failed
+
+
 def test_a_trial_that_diverges_is_worth_a_guess_and_never_the_best(few_digits, out):
     wild = (*CHANGES, "optimiser.learning_rate=1e30", "optimiser.name=sgd")
     run_search(*request(few_digits, out, trials=1, changes=wild))
