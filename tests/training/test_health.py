@@ -253,6 +253,9 @@ def row(epoch: int, **changes: Any) -> dict[str, Any]:
     ("changes", "verdict", "reason"),
     [
         ({}, "healthy", "80% of the nearest neighbours are the same as 5 epochs ago, and they"),
+        ({"step": 99}, "under-trained", "99 steps are too few to learn much"),
+        ({"step": 100}, "healthy", "80%"),
+        ({"step": 99, "spread": 0.01}, "collapsing", "spread 0.010"),
         ({"neighbour_stability": 0.49}, "under-trained", "only 49% of the nearest"),
         ({"long_stability": 0.77}, "saturated", "more epochs bring little: 80%"),
         ({"long_stability": 0.77}, "saturated", "and 77% as 3 measurements ago"),
@@ -318,8 +321,8 @@ def test_a_run_stops_at_the_second_saturated_judgement_in_a_row():
 @pytest.fixture
 def easily_saturated(monkeypatch) -> None:
     """Every second measurement is saturated, so that a run stops after its third."""
-    for name in ("UNSETTLED", "HIGH_RATE"):
-        monkeypatch.setattr(health, name, 0.0)
+    for name in ("UNSETTLED", "HIGH_RATE", "USEFUL_STEPS"):
+        monkeypatch.setattr(health, name, 0)
     monkeypatch.setattr(health, "LONG", 1)
 
 

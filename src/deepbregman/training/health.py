@@ -30,6 +30,8 @@ NUM_VIEWS = 8
 NEIGHBOURS = 10
 BATCH_SIZE = 256
 
+USEFUL_STEPS = 100
+"""With fewer optimiser steps nothing much is learned (docs/log.md), however settled it looks."""
 COLLAPSED_SHARE = 1 / 3
 """The rank has collapsed below this share of the run's best effective rank."""
 UNSETTLED = 0.5
@@ -123,6 +125,8 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
         if rank < COLLAPSED_SHARE * best:
             return "collapsing", f"the effective rank fell from {best:.0f} to {rank:.1f}"
     measured = [record for record in records if "rankme" in record]
+    if last["step"] < USEFUL_STEPS:
+        return "under-trained", f"{count_words(last['step'], 'step')} are too few to learn much"
     if len(measured) < 2 or "neighbour_stability" not in last:
         return "under-trained", "measured only once, too early to tell more"
     before, stability = measured[-2], last["neighbour_stability"]

@@ -14,6 +14,7 @@ from deepbregman.objectives import OwnParts, Samples, build_step
 from deepbregman.terminal import PLANNED_SHARE, choose_budget, count_words, format_duration
 
 from .devices import is_mixed
+from .health import USEFUL_STEPS
 from .optimisers import build_optimiser
 from .randomness import BatchShare, count_steps
 
@@ -38,7 +39,6 @@ _MEASURED_BATCH = 16  # on a CPU, where the time of a step is in proportion to i
 _MEASURED_SECONDS = 2.0  # for each encoder that is tried
 _CHECKED_SHARE, _CHECKED_SECONDS = 0.03, 30.0  # of the limit, and at most, for the chosen one
 _CHECKS = 3  # it is measured so many times within these seconds, and the fastest counts
-_USEFUL_STEPS = 100  # with fewer, the rate of a short run is lowered no further: docs/log.md
 
 
 class Choice(NamedTuple):
@@ -127,7 +127,7 @@ def make_plan(
         plan.take(_choose_bank(plan.config, facts, steps))
     plan.take(*_choose_schedule(plan.config, facts, steps))
     warning = ""
-    if "training.epochs" not in given and length.value < wanted and 0 < steps < _USEFUL_STEPS:
+    if "training.epochs" not in given and length.value < wanted and 0 < steps < USEFUL_STEPS:
         enough_time = choose_budget(_SHORT_STEPS * seconds)
         warning = (
             f"warning: {count_words(steps, 'step')} are too few to learn much, and "
