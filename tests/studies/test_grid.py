@@ -23,8 +23,9 @@ from PIL import Image
 from rich.console import Console
 
 from deepbregman.cli import main
+from deepbregman.commands import job
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.data import Source, opening
+from deepbregman.data import Source
 from deepbregman.errors import UserError
 from deepbregman.evaluation import features, inputs
 from deepbregman.evaluation.options import Options
@@ -160,8 +161,8 @@ def test_other_encoders_by_value_and_more_seeds_later(tiny, out, monkeypatch):
         opened.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(inputs, "open_data", counted_opening)
-    monkeypatch.setattr(opening, "open_data", counted_opening)
+    for module in (engine, inputs, job):
+        monkeypatch.setattr(module, "open_data", counted_opening)
     words = ["study", "encoder-depth", "--out", str(out), "--keep-checkpoints"]
     main([*words, "--values", "small", "--only", "divergence-small", *tiny])
     assert len(opened) == 1  # for the study, not for each training and each judgement

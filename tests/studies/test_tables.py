@@ -295,6 +295,12 @@ def test_arms_of_files_have_the_name_and_the_encoder_of_the_file(few_digits, tmp
         ({"train": False}, "holds no tables"),
         ({"tuning_epochs": 0}, "--tuning-epochs 0"),
         ({"data": ("nowhere.npz",)}, "nowhere.npz"),
+        (
+            {"epochs": (5,), "changes": ("training.epochs=3",)},
+            "--epochs 5 and --set training.epochs=3 contradict each other: leave one",
+        ),
+        ({"image_size": (8,), "changes": ("data.image_size=4",)}, "--image-size 8 and --set"),
+        ({"changes": ("data.source=digits",)}, "--data .* and --set data.source=digits"),
         ({"data": ("a/few.npz", "b/few.npz")}, "--data names few twice"),
     ],
 )

@@ -430,15 +430,19 @@ def join_changes(options: StudyOptions | SearchOptions) -> dict[str, Any]:
     changes, given = read_changes(options.changes), {}
     for name, key in (("data", "data.source"), ("epochs", "training.epochs")):
         value = getattr(options, name)
-        if value is None:
-            continue
-        if changes.get(key, value) != value:
-            raise UserError(
-                f"--{name} {value} and --set {key}={changes[key]} contradict each other: leave one "
-                "of them out"
-            )
-        given[key] = value
+        if value is not None:
+            refuse_contradiction(name, value, key, changes)
+            given[key] = value
     return {**given, **changes}
+
+
+def refuse_contradiction(option: str, value: Any, key: str, changes: Mapping[str, Any]) -> None:
+    """Refuse a ``--set`` that gives a field another value than its own option."""
+    if changes.get(key, value) != value:
+        raise UserError(
+            f"--{option} {value} and --set {key}={changes[key]} contradict each other: leave one "
+            "of them out"
+        )
 
 
 def split_ending(arm: str) -> tuple[str, str]:

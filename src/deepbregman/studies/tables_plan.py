@@ -25,6 +25,7 @@ from .definition import (
     load_arm,
     name_arms,
     read_changes,
+    refuse_contradiction,
     split_ending,
 )
 
@@ -141,13 +142,16 @@ def plan_tables(options: TableOptions) -> TablePlan:
     changes = read_changes(options.changes)
     configs: dict[tuple[str, str], Config] = {}
     for place, data in enumerate(options.data):
-        sizes, epochs = options.image_size, options.epochs
-        given: dict[str, Any] = {
-            "data.source": data,
-            "data.image_size": _select(sizes, place) or min(LARGEST_SIDE, typical_side(data)),
-        }
-        if epochs:
-            given["training.epochs"] = _select(epochs, place)
+        given: dict[str, Any] = {}
+        for option, key, value in (
+            ("data", "data.source", data),
+            ("image-size", "data.image_size", _select(options.image_size, place)),
+            ("epochs", "training.epochs", _select(options.epochs, place)),
+        ):
+            if value is not None:
+                refuse_contradiction(option, value, key, changes)
+                given[key] = value
+        given.setdefault("data.image_size", min(LARGEST_SIDE, typical_side(data)))
         for name, arm in zip(arms, options.arms, strict=True):
             configs[name, data] = build_arm(arm, {**given, **changes})
     cells = []
