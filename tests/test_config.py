@@ -536,7 +536,7 @@ def test_bad_recipe_file_is_named(tmp_path, content, parts):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["papr", "", "nothing/here.toml", "x\0y", "/"])
+@pytest.mark.parametrize("name", ["papr", "", "nothing/here.toml", "x\0y"])
 def test_unknown_recipe_lists_the_known(name):
     with pytest.raises(UserError) as caught:
         load_recipe(name)

@@ -158,7 +158,7 @@ def load_recipe(name: str) -> Config:
     if name in known:
         return from_toml(known[name], f"recipe {name}")
     path = Path(name)
-    if path.is_dir():
+    if name and path.is_dir():
         used = path / "config.toml"
         fix = f"name a recipe, such as best; if it holds images, add --data {shlex.quote(name)}"
         if used.is_file():
