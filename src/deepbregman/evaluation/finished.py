@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 
 from deepbregman.config import to_toml
 from deepbregman.data import Split
-from deepbregman.errors import UserError
 from deepbregman.files import digest, now, read_json
 from deepbregman.runs import Record, Run, list_versions
 from deepbregman.training.checkpoints import fingerprint_weights
@@ -22,6 +21,7 @@ from .features import LabelledFeatures
 from .results import Measurement
 
 NAME = "finished_arms.json"
+_SHAPE = {...: {"settings": {}, "measured": {"values": {...: float}, "predicted": str}}}
 
 
 def describe_part(
@@ -62,24 +62,22 @@ class FinishedParts:
     """Whether the run's folder can be written to; where not, nothing is kept."""
     _used: set[str] = field(default_factory=set, init=False)
     """Keys of the parts that the current protocol has measured or read."""
-    _read: list[str] = field(default_factory=list, init=False)
-    """Names of the parts read that have not been announced yet."""
 
     def measure(self, settings: Record, work: Callable[[], Measurement]) -> Measurement:
         """Read a part that was measured before the evaluation was stopped, or measure it."""
-        key = digest(json.dumps(settings, sort_keys=True).encode())
-        found = self._find(key)
-        if found is not None:
-            self._read.append(f"{settings['variant']}, seed {settings['seed']}")
+        key, path = digest(json.dumps(settings, sort_keys=True).encode()), self.run.path / NAME
+        finished = read_json(path, _SHAPE) if path.is_file() else {}
+        if key in finished:
+            self.say(
+                f"not trained again, from {path}: {settings['variant']}, seed {settings['seed']}"
+            )
             self._used.add(key)
-            return found
-        self._announce()
+            return Measurement(**finished[key]["measured"])
         measured = work()
         if self.can_record:
             with self.run.edit_record(NAME) as parts:
                 for other, part in list(parts.items()):
-                    before = part.get("settings") if isinstance(part, dict) else None
-                    if not before or before.get("networks") != settings["networks"]:
+                    if part["settings"]["networks"] != settings["networks"]:
                         del parts[other]  # it can never be used again
                 parts[key] = {"settings": settings, "measured": asdict(measured), "finished": now()}
             self._used.add(key)
@@ -87,29 +85,8 @@ class FinishedParts:
 
     def forget(self) -> None:
         """Remove the parts of a protocol whose rows are written."""
-        self._announce()
         if self._used:
             with self.run.edit_record(NAME) as parts:
                 for key in self._used:
                     parts.pop(key, None)
             self._used.clear()
-
-    def _find(self, key: str) -> Measurement | None:
-        path = self.run.path / NAME
-        parts = read_json(path) if path.is_file() else {}
-        if key not in parts:
-            return None
-        try:
-            measured = Measurement(**parts[key]["measured"])
-            numbers = [*measured.values.values(), measured.num_train, measured.num_test]
-            if not all(isinstance(number, int | float) for number in numbers):
-                raise TypeError("a value is not a number")
-        except (AttributeError, KeyError, TypeError) as error:
-            words = f"{path} holds a part that deepbregman did not write ({error}): remove the file"
-            raise UserError(words) from None
-        return measured
-
-    def _announce(self) -> None:
-        if self._read:
-            self.say(f"not trained again, from {self.run.path / NAME}: {'; '.join(self._read)}")
-            self._read.clear()
