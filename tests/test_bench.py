@@ -127,7 +127,7 @@ def test_scripts_outside_the_package_find_what_they_import(name, monkeypatch):
 @pytest.mark.slow
 def test_scripts_outside_the_package_run(tmp_path):
     streaming = script("streaming")
-    (group,) = streaming.streaming(tiny=True, nvjpeg=False, out=tmp_path / "streaming")["groups"]
+    (group,) = streaming.streaming(tiny=True, out=tmp_path / "streaming")["groups"]
     assert [arm["name"] for arm in group["arms"]] == [
         BARE,
         "K=100, from memory",
