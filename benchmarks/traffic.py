@@ -12,13 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from deepbregman.benchmarking import make_random_images
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.data import ArrayImages
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import SynchronisedNorm, broadcast, launch
 
@@ -85,9 +84,7 @@ def main() -> None:
     encoder = sys.argv[1] if sys.argv[1:] else "resnet18"
     fabric = launch("cpu")
     config = configure(encoder)
-    shape = (4 * BATCH, 3, SIDE, SIDE)
-    generator = torch.Generator().manual_seed(0)
-    images = ArrayImages(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
+    images = make_random_images(4 * BATCH, SIDE)
     folder = broadcast(fabric, Path(tempfile.mkdtemp()) / "run")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         job = Pretraining(config, images, fabric, folder)
