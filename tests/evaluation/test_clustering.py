@@ -94,11 +94,11 @@ def test_empty_clusters_are_filled_from_others(seed, num_clusters):
 def test_filling_a_cluster_empties_no_other_and_moves_nothing_for_nothing():
     assignment = torch.tensor([0, 1, 1, 1])  # cluster 0 has one point, clusters 2 and 3 none
     far = torch.tensor([9.0, 1.0, 3.0, 0.0], dtype=torch.float64)
-    filled = clustering._fill_empty(clustering._Step(assignment, far, far), 4)
+    filled = clustering._fill_empty(clustering._Step(assignment, far), 4)
     assert filled[[0, 3]].tolist() == [0, 1]
     assert sorted(filled[[1, 2]].tolist()) == [2, 3]
     near = torch.zeros(4, dtype=torch.float64)
-    still = clustering._fill_empty(clustering._Step(assignment, near, near), 4)
+    still = clustering._fill_empty(clustering._Step(assignment, near), 4)
     assert still.tolist() == assignment.tolist()
 
 

@@ -61,8 +61,8 @@ class Clusters(NamedTuple):
         assignment: (N,) int64, the cluster of each point.
         centroids: (C, K) float64, scores of each cluster's empirical distribution; where a cluster
             is empty, its last one.
-        objective: mean divergence of points to their centroids, after the first assignment, and
-            then in turn after each update of the centroids and each assignment. Never increases.
+        objective: mean divergence of points to their centroids after each assignment. Never
+            increases.
     """
 
     assignment: Tensor
@@ -72,8 +72,7 @@ class Clusters(NamedTuple):
 
 class _Step(NamedTuple):
     assignment: Tensor
-    divergence: Tensor  # (N,), to the centroid now assigned
-    before: Tensor  # (N,), to the centroid that was assigned before
+    divergence: Tensor  # (N,), to the centroid assigned
 
 
 Diverge = Callable[[Tensor], Iterator[Tensor]]
@@ -181,7 +180,7 @@ def _refine(
         filled = _fill_empty(step, len(centroids))
         before, centroids = centroids, _average_clusters(points, filled, centroids)
         step = _assign(diverge(centroids), filled)
-        objective += [step.before.mean(), step.divergence.mean()]
+        objective.append(step.divergence.mean())
         is_done = (step.assignment == filled).all()
         if tolerance is not None:
             is_done |= (centroids - before).square().sum() <= tolerance
@@ -233,19 +232,17 @@ def _draw_greedily(
 
 def _assign(divergences: Iterator[Tensor], current: Tensor | None) -> _Step:
     """Assign each point to the nearest centroid; among equals it stays where it is."""
-    assignments, divergence, before, start = [], [], [], 0
+    assignments, divergence, start = [], [], 0
     for matrix in divergences:  # (n, C)
         least, nearest = matrix.min(dim=1)
-        held = least
         if current is not None:
             now = current[start : start + len(matrix)]
-            held = matrix.gather(1, now[:, None])[:, 0]
-            nearest = torch.where(held <= least, now, nearest)
+            stays = matrix.gather(1, now[:, None])[:, 0] <= least
+            nearest = torch.where(stays, now, nearest)
         assignments.append(nearest)
         divergence.append(least)
-        before.append(held)
         start += len(matrix)
-    return _Step(torch.cat(assignments), torch.cat(divergence), torch.cat(before))
+    return _Step(torch.cat(assignments), torch.cat(divergence))
 
 
 def _fill_empty(step: _Step, num_clusters: int) -> Tensor:
