@@ -147,8 +147,7 @@ def find_duplicates(
     groups.sort(key=lambda group: (-len(group), group[0]))
     shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]
     pixels = gallery.pictures(shown) if with_pixels else {}
-    # Images with the same content have the same number.
-    content = {i: number for number, group in enumerate(identical) for i in group}
+    original = {i: group[0] for group in identical for i in group}  # the first of equal content
 
     def describe(group: Sequence[int]) -> list[Copy]:
         first = features[group[0]][None]
@@ -156,13 +155,9 @@ def find_duplicates(
         copies: list[Copy] = []
         seen: set[int] = set()
         for index, cosine in zip(group, cosines, strict=True):
-            number = content.get(index)
-            if number is not None and number in seen:
-                kind = "exact"
-            else:
-                kind = "near" if copies else "first"
-            if number is not None:
-                seen.add(number)
+            content = original.get(index, index)
+            kind = "exact" if content in seen else "near" if copies else "first"
+            seen.add(content)
             size = None if sizes is None else sizes[index]
             copies.append(Copy(names[index], kind, cosine, size, classes[index], pixels.get(index)))
         return copies
