@@ -73,10 +73,7 @@ class FeatureCache:
         """Return the cached tensors of some images; None if there are none."""
         if must_be_decoded(images):
             return None
-        tensors = self._load(self._path(images), self.device)
-        if any(len(part) != len(images) for part in tensors.values()):
-            return None
-        return tensors or None
+        return self._load(self._path(images), self.device) or None
 
     def write(self, images: Images, tensors: Mapping[str, Tensor]) -> None:
         """Cache tensors, a row for each image, if the folder can be written to and has room."""

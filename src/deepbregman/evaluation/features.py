@@ -129,7 +129,7 @@ class SplitFeatures:
         """The features of the whole images, without augmentation."""
         images, cache = self.split.images, self.cache
         found = None if cache is None else cache.read(images)
-        if found is not None and {"representation", "embedding"} <= found.keys():
+        if found is not None:
             return Features(found["representation"], found.get("scores"), found["embedding"])
         size = self.config.data.image_size
         features = compute_features(
