@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from deepbregman.config import Config
 from deepbregman.data import Batch, Batches, Images, Progress
 from deepbregman.data.opening import batch_images
-from deepbregman.errors import UserError
 from deepbregman.method.networks import Model
 from deepbregman.terminal import ignore_progress
 
@@ -123,7 +122,7 @@ def _map_shares(
     The first error of a thread stops the others, as Ctrl-C does, each after its batch.
     """
     shares, device = batches.shares, batches.shares[0].device
-    networks = [model, *(_copy_to(model, share.device) for share in shares[1:])]
+    networks = [model, *(copy.deepcopy(model).to(share.device) for share in shares[1:])]
     # All loaders fork their workers here: no other thread of ours may hold a lock meanwhile.
     feeds = [
         share.batches.iterate(torch.arange(share.batches.num_images), batches.batch_size)
@@ -156,12 +155,3 @@ def _map_shares(
         finally:
             stop.set()
     return [found[number] for number in range(batches.num_batches)]
-
-
-def _copy_to(model: Model, device: torch.device) -> Model:
-    try:
-        return copy.deepcopy(model).to(device)
-    except (TypeError, RuntimeError, NotImplementedError) as error:
-        raise UserError(
-            f"the networks cannot be copied to {device} ({error}): use devices 1"
-        ) from error
