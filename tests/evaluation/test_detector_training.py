@@ -288,4 +288,3 @@ def test_settled_norms_hold_the_average_over_batches(data):
     settle_norms(detector, data, TINY, SEED, CPU)
     assert len(means) == TINY.iterations
     torch.testing.assert_close(norm.running_mean, torch.stack(means).mean(dim=0))
-    assert norm.momentum == 0.1

@@ -236,7 +236,6 @@ def settle_norms(
         for module in detector.modules()
         if isinstance(module, _BatchNorm) and module not in set(detector.frozen_norms)
     ]
-    momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # a plain average over all batches
@@ -245,8 +244,6 @@ def settle_norms(
     batches = order_batches(len(data), options.batch_size, seed, 0, count)
     for iteration, batch in enumerate(load_batches(data, batches, device, options.workers)):
         _compute_loss(detector, batch, seed, iteration)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
 
 
 @torch.no_grad()
