@@ -339,7 +339,7 @@ class TestProtocols:
 
         assert variants("encoder", "projection") == variants("encoder")
         assert variants("encoder") == ["10 % labels, from encoder"]
-        with pytest.raises(UserError, match=r"no network to start from \(--starts projection;"):
+        with pytest.raises(UserError, match="--starts projection: a projection of your own"):
             variants("projection")
 
     def test_the_rate_is_chosen_on_labels_held_out_of_the_given_ones(

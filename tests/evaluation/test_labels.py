@@ -92,7 +92,7 @@ def test_a_whole_path_wins_over_the_end_of_another(tmp_path):
     ("text", "words"),
     [
         ("b.png\nx.png\ny.png", "2 of its 3 names are not training images of toy, such as 'x.png'"),
-        ("t.png\nb.png", "1 of them are test images"),
+        ("t.png\nb.png", "1 of its 2 names are not training images of toy, such as 't.png'"),
         ("a.png\nb.png", "1 of its names fit several training images, such as 'a.png'"),
         ("at/b.png\nc.png", "'at/b.png'"),  # an end, but not of whole folders
         ("b.png", r"no image of 1 class \('dog'\)"),

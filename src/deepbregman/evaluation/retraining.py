@@ -273,10 +273,8 @@ def _choose_starts(evaluation: Evaluation) -> dict[str, MakeNetwork]:
         del known["projection"]
     starts = dict(known[name] for name in evaluation.options.semi.starts if name in known)
     if not starts:
-        given = " ".join(evaluation.options.semi.starts)
         raise UserError(
-            f"semi has no network to start from (--starts {given}; a projection of your own is not "
-            "known here): give --starts encoder"
+            "--starts projection: a projection of your own is not known here; give --starts encoder"
         )
     return starts
 
@@ -478,13 +476,10 @@ def read_labelled(source: Source, file: Path) -> Tensor:
     found = _find_names(list(wanted), source.train.names)
     missing = [name for name in wanted if not found[name]]
     if missing:
-        tested = source.test.names if source.test is not None and source.test.names else ()
-        in_test = sum(bool(places) for places in _find_names(missing, tested).values())
-        held = f"; {in_test} of them are test images, which are not to be trained on"
         raise UserError(
             f"--labelled-list {file}: {len(missing)} of its {len(wanted)} names are not training "
-            f"images of {source.name}, such as {quote_some(missing)}{held if in_test else ''}; "
-            "correct the list, or give the data folder that it was made for"
+            f"images of {source.name}, such as {quote_some(missing)}; correct the list, or give "
+            "the data folder that it was made for"
         )
     twice = [name for name in wanted if len(found[name]) > 1]
     if twice:
@@ -506,16 +501,13 @@ def read_labelled(source: Source, file: Path) -> Tensor:
 
 
 def _find_names(wanted: Sequence[str], names: Sequence[str]) -> dict[str, list[int]]:
-    """Find the position of the name that each wanted name is, or of those it is the end of."""
-    by_file: dict[str, list[str]] = {}
-    for name in wanted:
-        by_file.setdefault(PurePosixPath(name).name, []).append(name)
-    whole: dict[str, list[int]] = {}
-    ends: dict[str, list[int]] = {name: [] for name in wanted}
+    """Find the position of the path that each wanted name is, or of all that it is the end of."""
+    by_file: dict[str, list[int]] = {}
     for position, path in enumerate(names):
-        for name in by_file.get(path.rpartition("/")[2], ()):
-            if path == name:
-                whole[name] = [position]
-            elif path.endswith(f"/{name}"):
-                ends[name].append(position)
-    return ends | whole
+        by_file.setdefault(path.rpartition("/")[2], []).append(position)
+    found = {}
+    for name in wanted:
+        places = by_file.get(PurePosixPath(name).name, [])
+        whole = [place for place in places if names[place] == name]
+        found[name] = whole or [place for place in places if names[place].endswith(f"/{name}")]
+    return found
