@@ -88,9 +88,10 @@ def test_neither_the_start_nor_the_scale_of_the_features_matters():
     assert (plain.weight - other.weight).abs().max() > 0.1
 
 
-def test_stopping_short_is_said():
-    with pytest.warns(RuntimeWarning, match="raise max_iterations or l2"):
-        fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, max_iterations=3)
+def test_stopping_short_is_said(monkeypatch):
+    monkeypatch.setattr(linear, "MAX_ITERATIONS", 3)
+    with pytest.warns(RuntimeWarning, match="after at most 3 iterations"):
+        fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10)
 
 
 def test_constant_features_are_harmless():

@@ -33,6 +33,8 @@ EPOCHS = 50
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 WEIGHT_DECAYS = (1e-3, 1e-4, 1e-5)
 MOMENTUM = 0.9
+MAX_ITERATIONS = 100
+"""Newton's steps; far fewer are enough where the penalty is not tiny."""
 L2_GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 PATIENCE = 2
 """Penalties in a row that are worse than the best, after which weaker ones are not tried."""
@@ -82,17 +84,16 @@ def fit_linear(
     *,
     num_classes: int,
     l2: float = 1e-3,
-    max_iterations: int = 100,
     start: LinearClassifier | None = None,
     one_scale: bool = False,
     weighted: bool = False,
 ) -> LinearClassifier:
     """Fit multinomial logistic regression by Newton's method, in float64 where affordable.
 
+    A fit that ends before the optimum gives a RuntimeWarning.
+
     Args:
         l2: Strength of the penalty on the weights; positive, which makes the optimum unique.
-        max_iterations: A limit of Newton's steps; a fit that ends before the optimum gives a
-            RuntimeWarning.
         start: Where to start, to save iterations; the optimum does not depend on it.
         one_scale: Divide all features by one deviation, so that a handful of rows cannot blow up
             the features that happen to be nearly constant among them.
@@ -107,11 +108,10 @@ def fit_linear(
         # The bias of an absent class would go to minus infinity: solve without it, then set that.
         weight, bias = design.new_zeros(len(present), design.shape[1]), mean.new_zeros(len(present))
         if start is not None:
-            weight.copy_(start.weight[present])
-            bias.copy_(start.bias[present].nan_to_num(neginf=0.0))
+            weight, bias = start.weight[present], start.bias[present].nan_to_num(neginf=0.0)
         counts = torch.bincount(targets)
         shares = len(targets) / (len(counts) * counts.to(design)) if weighted else None
-        minimise(design, targets, weight, bias, l2, max_iterations, shares)
+        weight, bias = minimise(design, targets, weight, bias, l2, shares)
         all_weight = weight.new_zeros(num_classes, weight.shape[1])
         all_bias = bias.new_full((num_classes,), -math.inf)
         all_weight[present], all_bias[present] = weight, bias
@@ -183,10 +183,9 @@ def minimise(
     weight: Tensor,
     bias: Tensor,
     l2: float,
-    max_iterations: int,
-    class_weights: Tensor | None = None,
-) -> None:
-    """Move a classifier to the optimum of mean cross-entropy plus ``l2 / 2 * ||weight||^2``.
+    class_weights: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return weight and bias at the optimum of mean cross-entropy plus ``l2 / 2 * ||weight||^2``.
 
     It is Newton's method with a line search. Its linear systems are solved by conjugate gradients
     with a preconditioner, and small ones by a Cholesky factor where that is cheaper. A GPU waits
@@ -195,9 +194,9 @@ def minimise(
     Args:
         design: (n, d), standardised features.
         targets: (n,), classes from 0 to C - 1, each of them present.
-        weight: (C, d), the start; changed in place.
-        bias: (C,), the same.
-        class_weights: (C,), of the classes in the mean cross-entropy; equal ones by default.
+        weight: (C, d), the start.
+        bias: (C,), the start.
+        class_weights: (C,), of the classes in the mean cross-entropy; equal ones when None.
     """
     # The distance to the optimum is at most the gradient's norm over l2.
     tolerance = min(1e-7, 1e-3 * l2) if design.dtype == torch.float64 else 1e-5
@@ -206,14 +205,12 @@ def minimise(
         if len(design) < design.shape[1]:
             # The optimum is in the span of the rows: n coordinates are enough.
             basis, factor = torch.linalg.qr(design.T)  # (d, n), (n, n)
-            design, start = factor.T, weight @ basis
-        else:
-            start = weight
+            design, weight = factor.T, weight @ basis
         objective = _Objective(design, targets, l2, class_weights)
-        point = objective.evaluate(torch.cat([start, bias[:, None]], dim=1))
+        point = objective.evaluate(torch.cat([weight, bias[:, None]], dim=1))
         first = norm = point.gradient_norm()
         preconditioner = None
-        for _ in range(max_iterations):
+        for _ in range(MAX_ITERATIONS):
             if norm <= tolerance:
                 break
             # Far from the optimum an exact step would be wasted, and the curvature still changes.
@@ -225,15 +222,17 @@ def minimise(
             if moved is None or (moved.gradient_norm() >= norm and moved.value >= point.value):
                 break  # rounding prevents further progress
             point, norm = moved, moved.gradient_norm()
-        found = point.at[:, :-1]
-        weight.copy_(found if basis is None else found @ basis.T)
-        bias.copy_(point.at[:, -1])
+        weight, bias = point.at[:, :-1], point.at[:, -1]
+        if basis is not None:
+            weight = weight @ basis.T
     if not norm <= 100 * tolerance:
         message = (
             f"the fit stopped at a gradient of norm {norm:.1e}, above {100 * tolerance:.0e}, after "
-            f"at most {max_iterations} iterations: raise max_iterations or l2"
+            f"at most {MAX_ITERATIONS} iterations: its accuracy is not that of the optimum; "
+            "a larger l2 is reached sooner"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return weight, bias
 
 
 class _Point(NamedTuple):
