@@ -41,7 +41,7 @@ from .results import Measurement, make_rows
 METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learned divergence"}
 """Method, and the name of its variant in rows."""
 CONTROL = "embedding"
-"""k-means of the embeddings that scores are of; only an evaluation asks for it."""
+"""k-means of the embeddings, from which scores are computed; only an evaluation asks for it."""
 MOST_BY_DEFAULT = 12
 """Largest number of clusters if there are no classes, or one."""
 RESTARTS = 10

@@ -77,8 +77,8 @@ class Given(NamedTuple):
     by_user: list[bool]
     """Whether the user gave the label; the others are predicted."""
     queue: list[int]
-    """Images that the table asks to label, having no label yet, or teaching much: by their rank,
-    then in the order of the table, which is random where `label` drew them."""
+    """Images to label next: first those that the table ranks as `label next`, then those without a
+    label, in the order of the table."""
     suggested: list[bool]
     """Whether `label` suggested the image."""
 

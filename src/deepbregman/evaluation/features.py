@@ -31,7 +31,7 @@ class Features(NamedTuple):
 
     representation: Tensor  # (N, d), the encoder's output
     scores: Tensor | None  # (N, K), the subnetworks' outputs, or None without divergence
-    embedding: Tensor | None = None  # (N, d'), the projection's output, which the scores are of
+    embedding: Tensor | None = None  # (N, d'), the projection's output; scores are computed from it
 
     def select(self, rows: Tensor) -> "Features":
         """Return the features of some images, by index or as a mask."""

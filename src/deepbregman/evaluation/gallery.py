@@ -170,7 +170,7 @@ class Gallery:
         for name, start in self.starts.items():
             part = self.parts[name].split
             wanted = sorted({i - start for i in indices if 0 <= i - start < len(part)})
-            if wanted:  # these alone: all images may never have been decoded
+            if wanted:  # decode these alone, not the whole split
                 images = read_pictures(part.images.select(torch.tensor(wanted)), side)
                 pixels |= {start + i: image for i, image in zip(wanted, images, strict=True)}
         return pixels

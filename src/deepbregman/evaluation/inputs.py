@@ -88,9 +88,9 @@ class LoadedRun:
     ) -> tuple[Source, bool | None]:
         """Open the run's dataset or another one, and say whether the run's own has changed.
 
-        Images that cannot be read are left out where that is asked for: no other may replace one
-        that has a label, or that is shown by its name. ``source`` is the dataset, if it is open,
-        and ``listing`` its files, if they are listed.
+        Where it is asked for, images that cannot be read are left out. Training would put another
+        image in their place, which would here get their label or name. ``source`` is the dataset,
+        if it is open, and ``listing`` its files, if they are listed.
         """
         opened = source or open_data(self.config, data, listing=listing)
         changed = self.has_data_changed(opened) if data is None and source is None else None

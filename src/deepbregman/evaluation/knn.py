@@ -187,10 +187,9 @@ def similarity_to(measure: str, bank: Tensor, smoothing: float) -> Callable[[Ten
 def knn(evaluation: Evaluation) -> list[Record]:
     """Classify by weighted nearest neighbours: by cosine, and by the learned divergence of scores.
 
-    Beside the divergence stands the cosine of the embeddings that the scores are of.
-
-    The seed matters only for ties, of which the hard divergence has many; the
-    other variants have one value. Few neighbours vote for few classes, so there is no top 5.
+    Beside the divergence stands the cosine of the embeddings that the scores are computed from. The
+    seed matters only for ties, of which the hard divergence has many; the other variants have one
+    value. Few neighbours vote for few classes, so there is no top 5.
     """
     labelled, seeds = evaluation.labelled, evaluation.options.each_seed
     rows = make_rows([classify_by(labelled, "cosine")])

@@ -3,8 +3,8 @@
 There are nearest neighbours by cosine, a linear classifier, the nearest class by the learned
 divergence ``D(image || class)``, where a class is the empirical distribution of its labelled
 images, and the nearest class by the divergence over a bank of all images. Cross-validation on the
-labelled images chooses. Its folds are drawn without regard to the classes: then the others are a
-random choice too, from which some classes may be missing, as some are from all labels. The
+labelled images chooses. Its folds are drawn without regard to the classes. So the images of the
+other folds are a random choice, as the labelled images are, and some classes may be missing. The
 accuracy of the best of several is higher than it would be on other images, so it is corrected by
 the bootstrap of Tsamardinos et al. (2018): choose on a resample, judge on what the resample left
 out. Accuracy is counted twice, by images and as the mean over the classes; the first one chooses,
@@ -227,7 +227,8 @@ def predict_labels(
         kinds: which of ``KINDS`` may compete; ``divergence`` only where there are scores.
         balanced: Every class counts the same, in linear classifiers and in the choice.
         suggested: (N,) bool, labelled images that were not chosen at random. They teach, but say
-            little of other images, so the expected accuracy leaves them out where others are left.
+            little of other images, so the expected accuracy leaves them out, unless no others are
+            labelled.
     """
     labels = labels.cpu()
     places = (labels >= 0).nonzero().flatten()
@@ -249,7 +250,8 @@ def predict_labels(
     *judged, (guess, _, _) = [
         _judge(*pair, targets, weights) for pair in zip(tried, held_out, strict=True)
     ]
-    # Where all classes have as many labels, holding one out makes its class the rarest.
+    # Where all classes have equally many labels, holding one out makes its class the rarest: the
+    # guess would always be wrong.
     chance = 100.0 / len(taught)
     guess = guess._replace(
         accuracy=max(guess.accuracy, chance), balanced=100.0 / int((sizes > 1).sum())

@@ -10,7 +10,7 @@ A row is one number: of a protocol, a variant of it, a source and a metric.
 ``value``           the mean over seeds, in per cent
 ``deviation``       the sample standard deviation over seeds (divisor n - 1); None for one
 ``values``          the value of each seed
-``n``               how many: 1 where the seed cannot matter, however many were asked for
+``n``               the number of values: 1 where nothing depends on the seed
 ``seed``            the first seed; the others follow it
 ``num_train``       labelled images that the classifier learned from
 ``num_test``        test images, used once

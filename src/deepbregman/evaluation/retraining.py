@@ -55,7 +55,7 @@ class Budget:
     weight_decay: float
 
     def steps_per_epoch(self, num_images: int) -> int:
-        """Count the steps; the images of a last, short batch are left to another epoch's order."""
+        """Count the steps; a last, short batch is left out, and each epoch has another order."""
         return num_images // self.batch(num_images)
 
     def batch(self, num_images: int) -> int:
@@ -431,15 +431,15 @@ def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
     """Draw a share of the labelled training images, class by class, at least one of each.
 
     Of a class with ``n`` images ``n * share`` are drawn, rounded down or up so that the total is
-    that of the whole set. Only where that is below one image of a class, there are more. Returned
-    are indices into the training split, ascending.
+    that of the whole set. Only classes whose share is below one image add to it. Returned are
+    indices into the training split, ascending.
     """
     labels = source.train.known_labels
     if share == 1:
         return torch.arange(len(labels))
     drawn = stratified_split(labels, len(labels), share, seed)[1]
     _, positions, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    single = torch.nonzero(counts[positions] == 1).flatten()  # a split keeps these
+    single = torch.nonzero(counts[positions] == 1).flatten()  # a split never draws these
     return torch.cat([drawn, single]).sort().values
 
 

@@ -130,7 +130,7 @@ def search_images(
         write_index(cache.folder, cache.networks, key, index)
         with suppress(OSError):  # a folder that cannot be written to has no index either
             cache.make_room()
-    if index is not None and len(rows) == len(found):  # the next search then prints the same
+    if index is not None and len(rows) == len(found):  # as the next search: both print the same
         return [index.answer(row, measures, k) for row in rows]
     return _answer_queries(opened, gallery, found, measures, k, seed)
 

@@ -4,7 +4,7 @@ COCO's: 101 points of recall, at most 100 detections of a class in an image, eac
 best object that is still free. VOC's: each detection belongs to the object it overlaps most, and
 precision is averaged over 11 points of recall (2007) or integrated (since 2010). The published
 tables of VOC07+12, that of the paper among them, come from detectron2, which uses the 11 points at
-every threshold for the test images of 2007; what ends in -07 here is what compares to those.
+every threshold for the test images of 2007: compare the metrics that end in -07 with them.
 
 Objects marked difficult count neither as found nor as missed, in both.
 """
