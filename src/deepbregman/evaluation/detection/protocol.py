@@ -191,13 +191,12 @@ def draw_class_table(per_class: Mapping[tuple[str, str, int], Mapping[str, float
     table.add_column("class")
     for variant in columns:
         table.add_column(variant, justify="right")
-    present = [name for name in CLASSES if any(name in values for values in per_class.values())]
     means = [
-        {name: fmean(seed[name] for seed in seeds) for name in present if name in seeds[0]}
+        {name: fmean(seed[name] for seed in seeds) for name in seeds[0]}
         for seeds in columns.values()
     ]
-    for name in present:
-        table.add_row(name, *(f"{mean[name]:.1f}" if name in mean else "" for mean in means))
+    for name in means[0]:  # all have the same test images, so the same classes
+        table.add_row(name, *(f"{mean[name]:.1f}" for mean in means))
     table.add_section()
-    table.add_row("mean", *(f"{fmean(mean.values()):.1f}" if mean else "" for mean in means))
+    table.add_row("mean", *(f"{fmean(mean.values()):.1f}" for mean in means))
     return table
