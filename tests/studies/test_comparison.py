@@ -15,7 +15,7 @@ from PIL import Image
 
 from deepbregman.cli import main
 from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
-from deepbregman.errors import Notice, UserError
+from deepbregman.errors import UserError
 from deepbregman.evaluation.results import Predictions, pack, unpack
 from deepbregman.files import write_json
 from deepbregman.statistics import format_signed, interval_over_images
@@ -292,22 +292,6 @@ def test_endings_of_recipe_files(tmp_path, few_digits):
         plan_study(STUDY, dataclasses.replace(options, recipes=("simclr", str(file)[:-5])))
 
 
-@pytest.mark.parametrize(
-    ("name", "taken"), [("methods", "simclr+divergence"), ("learning-rates", "simclr-rate-x3")]
-)
-def test_a_file_may_not_have_the_name_of_an_arm_that_the_study_makes(
-    name, taken, tmp_path, few_digits
-):
-    """The one would have taken the place of the other."""
-    file = tmp_path / f"{taken}.toml"
-    file.write_text(to_toml(override(load_recipe("simclr"), {"objective.temperature": 0.3})))
-    study = find_study(name)
-    assert isinstance(study, Study)
-    options = StudyOptions(data=few_digits, recipes=("simclr", str(file)), out=tmp_path / "out")
-    with pytest.raises(UserError, match=re.escape(f"--recipes names {taken}, which this study")):
-        plan_study(study, options)
-
-
 def test_every_method_stands_alone_and_with_the_divergence(tmp_path, few_digits):
     study = find_study("methods")
     assert isinstance(study, Study)
@@ -346,23 +330,6 @@ def test_one_recipe_is_enough_where_it_has_several_arms(name, arms, tmp_path, fe
     assert [arm.name for arm in plan_study(study, options).arms] == arms
 
 
-def test_rates_that_leave_out_that_of_the_recipe_are_told_of(tmp_path, few_digits):
-    """A pattern for the multiples does not match the recipe itself, which has its own rate."""
-    study = find_study("learning-rates")
-    assert isinstance(study, Study)
-    options = StudyOptions(data=few_digits, out=tmp_path, recipes=("simclr", "byol"))
-    multiples = dataclasses.replace(options, only=("byol-rate-*", "simclr*"))
-    with pytest.warns(Notice, match="--only leaves out byol: .* add byol to --only"):
-        assert [arm.name for arm in plan_study(study, multiples).chosen] == [
-            *("simclr", "simclr-rate-x0.3", "byol-rate-x0.3", "simclr-rate-x3", "byol-rate-x3")
-        ]
-    plan = plan_study(study, dataclasses.replace(options, only=("byol*",)))  # without a notice
-    assert len(plan.chosen) == 3
-    # In a study that has begun, the recipe's own rate has been said before.
-    write_json(tmp_path / "study.json", {**plan.definition, "provenance": {}})
-    plan_study(study, StudyOptions(out=tmp_path, values=("10",), only=("byol-rate-x10",)))
-
-
 @pytest.mark.parametrize(
     ("accuracies", "best"),
     [
@@ -371,7 +338,7 @@ def test_rates_that_leave_out_that_of_the_recipe_are_told_of(tmp_path, few_digit
         ({1.0: [70, 72, 74], 0.3: [60], 3.0: [None, None, None]}, 1.0),
         ({1.0: [70, 72, 74], 0.3: [60, 61, 62], 3.0: [90, 91]}, "byol-rate-x3 has .* 2 of 3 seeds"),
         ({1.0: [70], 0.3: [60], 3.0: [50]}, "byol has .* only 1 of 3 seeds"),
-        ({1.0: [70, 72, None], 3.0: [90, None]}, "a seed of recipe byol diverged at every rate"),
+        ({1.0: [70, 72, None], 3.0: [90, None]}, None),  # a seed diverged at every rate
     ],
 )
 def test_a_rate_is_best_only_with_all_its_seeds(accuracies, best, tmp_path, few_digits):
@@ -396,6 +363,9 @@ def test_a_rate_is_best_only_with_all_its_seeds(accuracies, best, tmp_path, few_
             find_best_of_study(asked.out, "byol")
     else:
         found = find_best_of_study(asked.out, "byol")
+        if best is None:
+            assert found is None
+            return
         assert found is not None
         rate = load_recipe("byol").optimiser.learning_rate
         assert found.optimiser.learning_rate == pytest.approx(best * rate)
@@ -478,7 +448,7 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
         found = plan_study(study, options)
         chosen = {arm.name: override(found.base, arm.changes) for arm in found.arms}
         assert chosen["byol"].optimiser.learning_rate == pytest.approx(3 * own["byol"])
-        with pytest.raises(UserError, match="no result there with its settings of today") as caught:
+        with pytest.raises(UserError, match="to the end with its settings of today") as caught:
             plan_study(study, dataclasses.replace(options, out=tmp_path / "c", changes=changes))
         assert changes[0].partition("=")[0] in str(caught.value)
     options = dataclasses.replace(options, rates=(later, folder))
@@ -517,9 +487,9 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     assert "| simclr |  | 50.00 | 75.00 | +25.00 | — | — | — |" in lines
 
     more = dataclasses.replace(options, out=tmp_path / "a", recipes=("vicreg", "byol"))
-    with pytest.raises(UserError, match="recipe vicreg has no result there"):
+    with pytest.raises(UserError, match="recipe vicreg has no rate there at which all"):
         plan_study(study, more)
-    with pytest.raises(UserError, match="with --only it keeps all recipes"):
+    with pytest.raises(UserError, match="with --only the study keeps all recipes"):
         plan_study(study, dataclasses.replace(more, only=("byol",)))
     with pytest.raises(UserError, match="give the folder of a finished study"):
         plan_study(study, dataclasses.replace(options, out=tmp_path / "a", rates=(tmp_path,)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deepbregman.config import load_recipe, override, recipes
-from deepbregman.errors import Notice, UserError
+from deepbregman.errors import UserError
 from deepbregman.studies import catalogue as package
 from deepbregman.studies.catalogue import find_study, load_catalogue
 from deepbregman.studies.definition import (
@@ -19,7 +19,6 @@ from deepbregman.studies.definition import (
     check_arms,
     join_changes,
     list_by_value,
-    make_arms,
     read_changes,
     read_value,
 )
@@ -161,11 +160,8 @@ def test_other_values_of_the_one_field():
     kappa = GRIDS["kappa"].with_values((7, 20, 150))  # of these, 7 is not in the paper
     assert [arm.beyond for arm in kappa.choose_arms(())] == [True, True, False, False]
     assert all(arm.beyond for arm in kappa.arms if arm.supervised)
-    plain = Study("x", "X?", make_arms("optimiser.weight_decay", (0.1, 0.2)), "x", "line")
-    plain = replace(plain, field="optimiser.weight_decay", reference="0.1")
-    assert [arm.name for arm in plain.with_values((0.3, 0.1)).arms] == ["0.1", "0.3"]
-    with pytest.raises(UserError, match="--values names 5 twice"):
-        GRIDS["kappa"].with_values((5, 20, 5))
+    twice = GRIDS["kappa"].with_values((5, 20, 5))  # each value is an arm once
+    assert [arm.name for arm in twice.choose_arms(())] == ["none", "5", "20"]
     with pytest.raises(UserError, match="subnetwork takes no --values"):
         GRIDS["subnetwork"].with_values((1,))
 
@@ -217,23 +213,6 @@ def test_an_option_and_a_field_may_say_the_same():
     both = replace(options, changes=("training.epochs=3", "data.source=a.npz"))
     same = {"training.epochs": 3, "data.source": "a.npz"}
     assert join_changes(both) == join_changes(options) == same
-
-
-def test_values_that_another_method_does_not_keep_are_named(tmp_path, few_digits):
-    """The paper's recipe has a weight of 5 and a temperature of 0.1."""
-    study = GRIDS["psi"]
-    options = StudyOptions(data=few_digits, out=tmp_path, changes=("objective.name=nnclr",))
-    with pytest.warns(Notice) as told:
-        plan = plan_study(study, options)
-    assert [str(each.message) for each in told] == [
-        "--set objective.name=nnclr brings the defaults of that method: objective.weight is 1.0 "
-        "(5.0 in the recipe) and objective.temperature is 0.2 (0.1 in the recipe); to keep the "
-        "recipe's values, add objective.weight=5.0 objective.temperature=0.1 to --set"
-    ]
-    assert plan.base.objective.weight == 1.0
-    given = ("objective.weight=5.0", "objective.temperature=0.2")
-    options = replace(options, changes=(*options.changes, *given))
-    assert plan_study(study, options).base.objective.weight == 5.0  # all is said: no notice
 
 
 @pytest.mark.parametrize(

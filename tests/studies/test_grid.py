@@ -524,9 +524,13 @@ def test_a_folder_keeps_to_what_it_began_with(words, message, few_digits, out, c
         *(
             (
                 [name, "--recipe", "simclr", *("--set", "data.source=digits")],
-                f"of study {name} needs the divergence term for",
+                f"of study {name} needs the divergence, but divergence.weight is 0",
             )
-            for name in ("kappa", "psi", "subnetwork", "augmentations", "view-sets")
+            for name in ("kappa", "psi", "augmentations", "view-sets")
+        ),
+        (
+            ["subnetwork", "--recipe", "simclr", "--set", "data.source=digits"],
+            "which training does not use here, since divergence.weight is 0",
         ),
         (["augmentations", "--only", "simclr-crop-blur", "--recipe", "digits"], "change nothing"),
         (["kappa", "--linear-epochs", "-1"], "--linear-epochs -1"),

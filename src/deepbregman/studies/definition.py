@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -18,7 +19,7 @@ from deepbregman.config import (
     load_recipe,
     override,
 )
-from deepbregman.errors import UserError, notify, suggest
+from deepbregman.errors import UserError, suggest
 from deepbregman.reporting.grid_charts import MANY_RECIPES
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, join_words
 
@@ -206,10 +207,7 @@ class Study:
                 f"study {self.name} takes no --values: its arms are {self._names()}; choose among "
                 "them with --only"
             )
-        written = [str(value) for value in values]
-        twice = [word for word in written if written.count(word) > 1]
-        if twice:
-            raise UserError(f"--values names {twice[0]} twice: give each value once")
+        distinct = {str(value): value for value in values}
         arms = [arm for arm in self.arms if arm.name == self.reference]
         first: dict[str, Arm] = {}  # of each series
         for arm in self.arms:
@@ -224,13 +222,12 @@ class Study:
             arms += [
                 dataclasses.replace(
                     arm,
-                    name=f"{prefix}{value}",
+                    name=f"{prefix}{word}",
                     changes={**arm.changes, field: value},
                     x=value,
-                    beyond=arm.supervised or str(value) not in known,
+                    beyond=arm.supervised or word not in known,
                 )
-                for value in values
-                if f"{prefix}{value}" != self.reference
+                for word, value in distinct.items()
             ]
         return dataclasses.replace(self, arms=tuple(arms))
 
@@ -250,14 +247,12 @@ class Study:
 
         The first recipe is the reference. An arm changes every field that differs from it.
         """
-        reference, base = next(iter(configs.items()))
-        names = tuple(configs)
-        if self.with_divergence:
-            configs = dict(self._pair_with_divergence(configs))
         if self.rate_factors:
             return self._with_rates(configs)
+        reference, base = next(iter(configs.items()))
+        pairs = list(self._pair_with_divergence(configs))
         arms: list[Arm] = []
-        for name, config in configs.items():
+        for name, config in pairs:
             changes = _list_changes(base, config)
             twin = next((arm.name for arm in arms if arm.changes == changes), None)
             if twin is not None:
@@ -268,10 +263,10 @@ class Study:
             series = ALONE if self.with_divergence else _name_plain_series(config)
             series = OURS if config.divergence.is_on else series
             arms.append(Arm(name, changes, name.removesuffix(PLUS_DIVERGENCE), series))
-        compares_divergence = len({config.divergence.is_on for config in configs.values()}) == 2
+        compares_divergence = len({config.divergence.is_on for _, config in pairs}) == 2
         title = self.title if compares_divergence else "Which recipe is better?"
         return dataclasses.replace(
-            self, title=title, arms=tuple(arms), recipes=names, reference=reference
+            self, title=title, arms=tuple(arms), recipes=tuple(configs), reference=reference
         )
 
     def with_rate_factors(self, factors: Sequence[Any]) -> "Study":
@@ -293,23 +288,18 @@ class Study:
             for name, config in configs.items():
                 rate = config.optimiser.learning_rate * factor
                 changed = override(config, {"optimiser.learning_rate": rate})
-                arm_name = name
-                if factor != 1.0:
-                    arm_name = _require_new(f"{name}-rate-x{factor:g}", configs)
+                arm = name if factor == 1.0 else f"{name}-rate-x{factor:g}"
                 changes = _list_changes(base, changed)
-                arms.append(Arm(arm_name, changes, name, f"rate x {factor:g}"))
+                arms.append(Arm(arm, changes, name, f"rate x {factor:g}"))
         return dataclasses.replace(self, arms=tuple(arms), recipes=tuple(configs))
 
     def _pair_with_divergence(self, configs: Mapping[str, Config]) -> Iterable[tuple[str, Config]]:
         for name, config in configs.items():
             yield name, config
-            if config.divergence.is_on:
-                continue
-            try:
-                carried = override(config, self.with_divergence)
-            except UserError:  # a recipe of the user's with one view and no teacher
-                continue
-            yield _require_new(f"{name}{PLUS_DIVERGENCE}", configs), carried
+            if self.with_divergence and not config.divergence.is_on:
+                # A recipe of the user's with one view and no teacher cannot have it.
+                with suppress(UserError):
+                    yield f"{name}{PLUS_DIVERGENCE}", override(config, self.with_divergence)
 
     def choose_arms(self, only: Sequence[str]) -> tuple[Arm, ...]:
         """Return the arms that match names or patterns; by default all that need no labels."""
@@ -346,16 +336,6 @@ class Search:
 
 def _name_plain_series(config: Config) -> str:
     return SIMCLR if config.objective.name == "simclr" else ALONE
-
-
-def _require_new(name: str, configs: Mapping[str, Config]) -> str:
-    """Return the name of an arm that a study makes of a recipe, if no recipe has it."""
-    if name in configs:
-        raise UserError(
-            f"--recipes names {name}, which this study also makes of another recipe: rename the "
-            "file, or leave it out"
-        )
-    return name
 
 
 def _list_changes(base: Config, config: Config) -> dict[str, Any]:
@@ -467,31 +447,8 @@ def build_config(
     """Return the configuration of a study: a new recipe with the ``kept`` changes, or as before."""
     if before is None or recipe is not None:
         assert recipe is not None
-        before = load_arm(recipe)
-        config = override(override(before, kept), given)
-    else:
-        config = override(before, given)
-    _tell_of_defaults(before, config, {**kept, **given})
-    return config
-
-
-def _tell_of_defaults(before: Config, config: Config, given: Changes) -> None:
-    """Tell the user which values another method has not kept: it begins with its own defaults."""
-    if before.objective.name == config.objective.name:
-        return
-    reset = {
-        name: (old, new)
-        for name, (old, new) in differing_fields(before, config).items()
-        if name.startswith("objective.") and name not in given and None not in (old, new)
-    }
-    if reset:
-        values = [f"{name} is {new} ({old} in the recipe)" for name, (old, new) in reset.items()]
-        kept = " ".join(f"{name}={old}" for name, (old, _) in reset.items())
-        notify(
-            f"--set objective.name={config.objective.name} brings the defaults of that method: "
-            f"{join_words(values)}; to keep the recipe's values, add {kept} to --set",
-            stacklevel=3,
-        )
+        before = override(load_arm(recipe), kept)
+    return override(before, given)
 
 
 def describe_differences(
@@ -515,23 +472,6 @@ def check_same(before: Config | None, config: Config, what: str) -> None:
         )
 
 
-def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
-    """Refuse to vary fields of a loss term that is off: every configuration would train the same.
-
-    Args:
-        fields: by their dotted names; a section alone means the whole term.
-    """
-    values = fields_of(config)
-    for name in fields:
-        section, _, key = name.partition(".")
-        if key != "weight" and values.get(f"{section}.weight") == 0.0:
-            raise UserError(
-                f"{what} needs the {section} term for {name}, but {section}.weight is 0 in this "
-                "recipe, so nothing would differ: choose a recipe in which it is above 0, such as "
-                f"best, or give --set {section}.weight=1"
-            )
-
-
 def check_used(config: Config, fields: Iterable[str], what: str) -> None:
     """Refuse to vary fields that training does not use: every arm would train the same."""
     unused = config.unused_fields
@@ -544,13 +484,19 @@ def check_used(config: Config, fields: Iterable[str], what: str) -> None:
 
 
 def check_arms(study: Study, arms: Iterable[Arm], base: Config) -> None:
-    """Refuse arms that need a loss term that is off, or that change what training does not use."""
+    """Refuse arms that need the divergence where it is off, or change what training does not use.
+
+    They would all train the same.
+    """
     for arm in arms:
         if study.recipes or "divergence.weight" in arm.changes:
             continue
-        needed = [*arm.changes, *(["divergence"] if arm.series == OURS else [])]
         what = f"arm {arm.name} of study {study.name}"
-        check_terms(base, needed, what)
+        if arm.series == OURS and base.divergence.weight == 0.0:
+            raise UserError(
+                f"{what} needs the divergence, but divergence.weight is 0 in this recipe: choose a "
+                "recipe in which it is above 0, such as best, or give --set divergence.weight=1"
+            )
         check_used(override(base, arm.changes), arm.changes, what)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from deepbregman.config import Config, fields_of, from_toml, override, to_toml
 from deepbregman.data.datasets import check_source
-from deepbregman.errors import UserError, notify
+from deepbregman.errors import UserError
 from deepbregman.files import check_can_be_folder, list_names, read_json
 from deepbregman.reporting.grid_charts import MANY_RECIPES
 from deepbregman.reporting.published import is_on_test_images
@@ -105,8 +105,6 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
             f"--only {' '.join(settings['only'])}: these arms change nothing in recipe "
             f"{settings['recipe']}; choose among {', '.join(arm.name for arm in arms)}"
         )
-    if study.rate_factors and before is None:
-        _tell_of_missing_rate(chosen)
     check_arms(study, chosen, base)
     for arm in arms:
         override(base, arm.changes)  # refuses impossible values
@@ -130,18 +128,6 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     return GridPlan(study, folder, base, arms, chosen, definition)
 
 
-def _tell_of_missing_rate(chosen: Sequence[Arm]) -> None:
-    """Tell the user of recipes whose own learning rate is not among the arms that are chosen."""
-    recipes = dict.fromkeys(str(arm.x) for arm in chosen)
-    missing = [recipe for recipe in recipes if recipe not in {arm.name for arm in chosen}]
-    if missing:
-        notify(
-            f"--only leaves out {', '.join(missing)}: the learning rate of the recipe itself is "
-            f"not compared with its multiples; to compare it, add {' '.join(missing)} to --only",
-            stacklevel=3,
-        )
-
-
 def select_usable_arms(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
     """Leave out arms that change nothing in this recipe."""
     fields = fields_of(base)
@@ -162,10 +148,9 @@ def _check_kind(study: Study, options: StudyOptions) -> None:
     if options.trials is not None:
         raise UserError(f"study {study.name} is a grid and takes no --trials; see --seeds")
     if study.recipes and options.recipe is not None:
-        other = "best" if options.recipe == "simclr" else options.recipe
         raise UserError(
             f"study {study.name} compares whole recipes and takes no --recipe: give all of them, "
-            f"the reference first, such as --recipes simclr {other}"
+            f"the reference first, such as --recipes simclr best"
         )
     several = study.with_divergence or study.rate_factors  # arms of each recipe
     if len(options.recipes) == 1 and study.recipes and not several:
@@ -280,10 +265,10 @@ def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> floa
             return best.optimiser.learning_rate
         others = f" with its settings of today ({changed})"
     raise UserError(
-        f"--rates {' '.join(map(str, folders))}: recipe {recipe} has no result there{others}; "
-        "train it with deepbregman study learning-rates --out FOLDER and add the folder, or name "
-        "the other recipes with --recipes, so that the study has only those; with --only it keeps "
-        "all recipes for later, and each needs its rate"
+        f"--rates {' '.join(map(str, folders))}: recipe {recipe} has no rate there at which all "
+        f"seeds were trained to the end{others}; train it with deepbregman study learning-rates "
+        "--out FOLDER and add the folder, or name the other recipes with --recipes; with --only "
+        "the study keeps all recipes for later, and each needs its rate"
     )
 
 
@@ -316,21 +301,15 @@ def find_best_of_study(folder: Path, recipe: str) -> Config | None:
     base = from_toml(definition["base"], str(folder / "study.json"))
     changes = {arm["name"]: arm["changes"] for arm in results["study"]["arms"]}
     mine = [arm for arm in results["arms"] if arm["x"] == recipe and arm["metrics"]]
-    if not mine:
-        return None
-    command = f"deepbregman study learning-rates --out {shlex.quote(str(folder))}"
     steady = [arm for arm in mine if not arm["num_diverged"]]
     if not steady:
-        raise UserError(
-            f"--rates {folder}: a seed of recipe {recipe} diverged at every rate; train it with a "
-            f"smaller one first: {command} --values 0.1 --only {shlex.quote(f'{recipe}-rate-x0.1')}"
-        )
+        return None
     best = max(steady, key=lambda arm: float(arm["metrics"][results["metric"]]["mean"]))
     num_seeds = best["metrics"][results["metric"]]["n"]
     if num_seeds < definition["seeds"]:
         raise UserError(
             f"--rates {folder}: {best['arm']} has the highest accuracy, but only {num_seeds} of "
-            f"{definition['seeds']} seeds; train the others first: {command} --only "
-            f"{shlex.quote(best['arm'])}"
+            f"{definition['seeds']} seeds; train the others first: deepbregman study "
+            f"learning-rates --out {shlex.quote(str(folder))} --only {shlex.quote(best['arm'])}"
         )
     return override(base, changes[best["arm"]])

@@ -28,7 +28,6 @@ from .definition import (
     StudyOptions,
     build_config,
     check_same,
-    check_terms,
     check_used,
     join_changes,
     read_value,
@@ -114,9 +113,6 @@ def parse_space(words: Iterable[str], base: Config) -> Space:
     if not seen:
         raise UserError("the space is empty: name a field, such as divergence.sigma=0.1:5:log")
     space = tuple(seen.values())
-    check_terms(
-        base, [name for name in seen if f"{name.partition('.')[0]}.weight" not in seen], "--space"
-    )
     check_corners(space, base)
     return space
 
