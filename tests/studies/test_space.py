@@ -222,8 +222,12 @@ def test_options_of_a_study_reach_its_search(tmp_path):
     (tmp_path / "search.db").touch()  # it has begun, and knows its recipe and its trials
     recipe, options = search_of_study(entry, StudyOptions(out=tmp_path))
     assert (recipe, options.trials) == (None, None)
-    for option in ({"seeds": 1}, {"seeds": 3}, {"evaluate_on": "holdout"}, {"values": ("1",)}):
-        with pytest.raises(UserError, match="study s is a search and takes no --"):
+    for option, name in (
+        *(({"seeds": 1}, "seeds"), ({"seeds": 3}, "seeds"), ({"values": ("1",)}, "values")),
+        *(({"evaluate_on": "holdout"}, "evaluate-on"), ({"rates": (tmp_path,)}, "rates")),
+        ({"train": False}, "no-train"),
+    ):
+        with pytest.raises(UserError, match=f"study s is a search and takes no --{name};"):
             search_of_study(entry, StudyOptions(out=tmp_path, **option))
 
 

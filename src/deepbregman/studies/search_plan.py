@@ -8,7 +8,7 @@ torch, so a wrong request is refused at once.
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
@@ -299,15 +299,11 @@ def plan_search(recipe: str | None, options: SearchOptions, stored: Record | Non
 
 def search_of_study(entry: Search, options: StudyOptions) -> tuple[str | None, SearchOptions]:
     """Return the recipe and the options of the search that a study of the catalogue is."""
-    refused = ("recipes", "unequal", "seeds", "only", "values", "evaluate_on", "linear_epochs")
-    for name in (*refused, "keep_checkpoints"):
-        if getattr(options, name) not in (None, (), False):
-            raise UserError(
-                f"study {entry.name} is a search and takes no --{name.replace('_', '-')}; see "
-                "--trials"
-            )
-    if not options.train:
-        raise UserError(f"study {entry.name} is a search and takes no --no-train")
+    taken = {"recipe", "trials", "data", "epochs", "changes", "out", "accelerator"}
+    for option in fields(StudyOptions):
+        if option.name not in taken and getattr(options, option.name) != option.default:
+            name = {"train": "no-train"}.get(option.name, option.name.replace("_", "-"))
+            raise UserError(f"study {entry.name} is a search and takes no --{name}; see --trials")
     recipe = options.recipe or entry.recipe
     out = options.out or Path("studies") / f"{entry.name}-{Path(recipe).stem}"
     begun = has_begun(out)
