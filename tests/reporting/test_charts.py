@@ -17,6 +17,7 @@ from deepbregman.reporting.charts import (
     fit_to_file,
     fit_to_page,
     save_chart,
+    slug,
     stack,
 )
 from deepbregman.reporting.curves import MAX_POINTS, draw_curves
@@ -136,6 +137,20 @@ def test_files_hold_no_invisible_marks(sample_runs, tmp_path):
     with Image.open(paths[1]) as image:
         assert (image.format, image.mode) == ("PNG", "RGB")
     assert paths[2].read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("best/evaluations - CIFAR 10", "best-evaluations-cifar-10"),
+        ("images_per_second", "images-per-second"),
+        ("../новые 鳥", "новые-鳥"),
+        ("..", "unnamed"),
+    ],
+)
+def test_a_file_has_the_words_of_any_language_in_its_name(words, name):
+    """Two studies with names in Chinese were both called unnamed, and refused side by side."""
+    assert slug(words) == name
 
 
 def test_charts_are_put_together_with_their_words(sample_runs):

@@ -91,8 +91,8 @@ def as_sentence(words: str) -> str:
 
 
 def slug(words: str) -> str:
-    """Make the name of a file out of words."""
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "unnamed"
+    """Make the name of a file out of words, in any language."""
+    return re.sub(r"[\W_]+", "-", words.lower()).strip("-") or "unnamed"
 
 
 def round_digits(value: float) -> float:
