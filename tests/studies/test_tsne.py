@@ -14,7 +14,7 @@ from deepbregman.commands.export import export
 def test_a_run_and_its_exported_encoder_side_by_side(tmp_path, short_run):
     other, out = tmp_path / "other.safetensors", tmp_path / "maps"
     export(short_run.path, format="safetensors", out=other)
-    runs = [str(short_run.path), str(other)]
+    runs = [str(short_run.path), str(other), str(short_run.path)]  # one of them twice
     main(["study", "tsne", "--runs", *runs, "--images", "100", "--seeds", "1", "--out", str(out)])
     results = json.loads((out / "results.json").read_text())
     rows = {(row["arm"], row["metric"]): row["mean"] for row in results["rows"]}
@@ -22,6 +22,7 @@ def test_a_run_and_its_exported_encoder_side_by_side(tmp_path, short_run):
     for metric in ("silhouette", "kNN, k=20, %", "k-means NMI", "k-means ARI"):
         assert rows[short_run.path.name, metric] == pytest.approx(rows["other", metric])
     arrays = np.load(out / "coordinates.npz", allow_pickle=False)
+    assert arrays["runs"].tolist() == [short_run.path.name, "other"]
     assert arrays["map_0"].shape == (1, 100, 2)
     assert np.bincount(arrays["labels"]).min() >= 9  # stratified
     assert (out / "tsne.png").read_bytes().startswith(b"\x89PNG")
@@ -47,7 +48,6 @@ def test_the_silhouette_is_of_the_features(tmp_path, short_run):
     ("options", "words"),
     [
         (["--runs", "nowhere"], "is not a run folder"),
-        (["--runs", "RUN", "RUN"], "named twice"),
         (["--runs", __file__], "neither .safetensors nor .pth"),
         (["--runs", "RUN", "--images", "3"], "2 of each class"),
         (["--runs", "RUN", "--data", "nothing"], "no such folder"),

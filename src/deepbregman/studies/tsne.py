@@ -55,13 +55,15 @@ def run_tsne(
 ) -> StudyResult:
     """Map the features of runs, or of encoders exported from them, on the same test images."""
     console = console or Console(quiet=True)
-    opened = [read_export(path) if path.is_file() else Run.open(path) for path in map(Path, runs)]
-    if not opened:
+    # A run that is named twice counts once.
+    places = {Path(run).resolve(): Path(run) for run in runs}
+    if not places:
         raise UserError("--runs names no run: give the folders of one or more")
-    names = [run.path.resolve().name if isinstance(run, Run) else run.path.stem for run in opened]
-    names = [n if names.count(n) == 1 else str(r.path) for n, r in zip(names, opened, strict=True)]
-    if len(set(names)) < len(names):
-        raise UserError(f"--runs {' '.join(names)}: a run is named twice")
+    opened = [read_export(p) if p.is_file() else Run.open(p) for p in places.values()]
+    names = [p.stem if p.is_file() else p.name for p in places]
+    names = [
+        n if names.count(n) == 1 else str(places[p]) for n, p in zip(names, places, strict=True)
+    ]
     device = pick_device(accelerator)
     source = open_labelled(opened[0].config, data)
     if opened[0].config.data.skip_unreadable:
