@@ -34,6 +34,7 @@ from deepbregman.runs import Record, Run
 from deepbregman.studies import engine, shared_search, tuning
 from deepbregman.studies.definition import SearchOptions, read_changes
 from deepbregman.studies.engine import Stopped, Trial, run_trial
+from deepbregman.studies.search_plan import check_search
 from deepbregman.studies.shared_search import SharedSearch, open_storage
 from deepbregman.studies.tuning import (
     build_sampler,
@@ -323,14 +324,11 @@ def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path)
         open_storage(f"sqlite:///{tmp_path}/no/such/folder.db")
 
 
-def test_a_refused_storage_leaves_no_folder(few_digits, tmp_path):
+def test_a_refused_storage_leaves_no_search(few_digits, out):
     with pytest.raises(UserError, match="--storage nonsense cannot be opened"):
-        run_search(*request(few_digits, tmp_path / "new", storage="nonsense://host/database"))
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "old").mkdir()
-    with pytest.raises(UserError, match="--storage nonsense cannot be opened"):
-        run_search(*request(few_digits, tmp_path / "old", storage="nonsense://host/database"))
-    assert (tmp_path / "old").exists()
+        run_search(*request(few_digits, out, storage="nonsense://host/database"))
+    assert [path.name for path in out.iterdir()] == ["locks"]
+    check_search(*request(few_digits, out))  # the folder is still free
 
 
 def test_a_search_in_another_storage_is_continued_with_that_storage(few_digits, out, tmp_path):

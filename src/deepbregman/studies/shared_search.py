@@ -92,17 +92,11 @@ def explain_storage_errors(folder: Path) -> Iterator[None]:
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         is_wrapped = isinstance(error, optuna.exceptions.StorageInternalError)
         words = first_line((is_wrapped and error.__cause__) or error)
-        advice = "check that it can be reached and written, and give the same command again"
-        if "full" in words or "disk I/O" in words:
-            advice = "free space there, and give the same command again"
-        elif "not a database" in words or "malformed" in words:
-            advice = (
-                "restore its database from a copy, or search again with another --out; trials.csv "
-                "and the runs are as they were"
-            )
         raise UserError(
-            f"the storage of the search in {folder} fails ({words}): {advice}; nothing that was "
-            "complete is lost"
+            f"the storage of the search in {folder} fails ({words}): make it reachable and "
+            "writable, free space there, or restore its database from a copy, and give the same "
+            "command again; trials.csv and the runs are as they were, nothing that was complete is "
+            "lost"
         ) from error
 
 

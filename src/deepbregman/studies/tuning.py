@@ -13,8 +13,8 @@ Workers share a search by its storage only, so they may be on several machines.
 import shlex
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import optuna
@@ -89,7 +89,7 @@ def run_search(
     if not has_begun(folder) and options.storage is None:
         source = open_images(plan_search(recipe, options, None))  # these may be refused, too
     with explain_storage_errors(folder):
-        with _leave_no_folder(folder), lock(folder, "search"):
+        with lock(folder, "search"):
             study, plan = join_search(recipe, options, folder, url, name)
         source = source or open_images(plan)
         if entry is not None and is_dataset(plan.definition["data"], entry.published_data):
@@ -105,20 +105,6 @@ def run_search(
         record = work(queue, worker, _format_command(options, folder, entry))
     save_search_figure(name_figures(folder, "search"), record)
     return StudyResult(folder, record)
-
-
-@contextmanager
-def _leave_no_folder(folder: Path) -> Iterator[None]:
-    """Remove a new folder, which holds nothing but locks, when a search is refused."""
-    is_new = not folder.exists()
-    try:
-        yield
-    except UserError:
-        if is_new:
-            shutil.rmtree(folder / "locks", ignore_errors=True)
-            with suppress(OSError):
-                folder.rmdir()
-        raise
 
 
 def _format_command(options: SearchOptions, folder: Path, entry: Search | None) -> str:
