@@ -461,7 +461,7 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
             **{"arm": arm.name, "series": arm.series, "x": arm.x, "seed": 0, "run": arm.name},
             **{"state": "done", "metrics": {MAIN_METRIC: 75.0 if "+" in arm.name else 50.0}},
         }
-        for arm in opened.study.arms
+        for arm in opened.plan.study.arms
     ]
 
     def find(arm: str, seed: int, metric: str) -> Predictions | None:
@@ -471,7 +471,7 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
         return Predictions(unpack(pack(labels)), [unpack(pack(predicted))], ())
 
     costs = {"byol": {"learning_rate": 0.25, "encoder": "resnet18"}}
-    results = write_results(out, opened.definition, rows, costs, find)
+    results = write_results(out, opened.plan.definition, rows, costs, find)
     arms = {arm["arm"]: arm for arm in results["arms"]}
     assert arms["byol"]["against"] is None
     assert arms["byol+divergence"]["against"] == "byol"
@@ -489,7 +489,7 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     more = dataclasses.replace(options, out=tmp_path / "a", recipes=("vicreg", "byol"))
     with pytest.raises(UserError, match="recipe vicreg has no rate there at which all"):
         plan_study(study, more)
-    with pytest.raises(UserError, match="with --only the study keeps all recipes"):
+    with pytest.raises(UserError, match="with --only the study still holds every recipe"):
         plan_study(study, dataclasses.replace(more, only=("byol",)))
     with pytest.raises(UserError, match="give the folder of a finished study"):
         plan_study(study, dataclasses.replace(options, out=tmp_path / "a", rates=(tmp_path,)))

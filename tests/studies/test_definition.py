@@ -197,22 +197,21 @@ def test_a_change_needs_a_field_and_a_value(word):
 
 
 @pytest.mark.parametrize(
-    ("data", "epochs", "changes", "words"),
+    ("options", "changes", "words"),
     [
-        (None, 3, "training.epochs=4", "--epochs 3 and --set training.epochs=4 contradict"),
-        ("a.npz", None, "data.source=b.npz", "--data a.npz and --set data.source=b.npz"),
+        ({"epochs": 3}, "training.epochs=4", "--epochs 3 and --set training.epochs=4 contradict"),
+        ({"data": "a.npz"}, "data.source=b.npz", "--data a.npz and --set data.source=b.npz"),
     ],
 )
-def test_an_option_and_a_field_that_say_otherwise_are_refused(data, epochs, changes, words):
+def test_an_option_and_a_field_that_say_otherwise_are_refused(options, changes, words):
     with pytest.raises(UserError, match=words):
-        join_changes(StudyOptions(data=data, epochs=epochs, changes=(changes,)))
+        join_changes((changes,), **options)
 
 
 def test_an_option_and_a_field_may_say_the_same():
-    options = StudyOptions(data="a.npz", epochs=3)
-    both = replace(options, changes=("training.epochs=3", "data.source=a.npz"))
-    same = {"training.epochs": 3, "data.source": "a.npz"}
-    assert join_changes(both) == join_changes(options) == same
+    options = {"data": "a.npz", "epochs": 3, "image_size": None}
+    both = join_changes(("training.epochs=3", "data.source=a.npz"), **options)
+    assert both == join_changes((), **options) == {"training.epochs": 3, "data.source": "a.npz"}
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,12 @@ HOLDOUT = 0.1
 """Share of the training images to evaluate on where the recipe holds none out."""
 IMAGES = ("data.source", "data.root", "data.skip_unreadable")
 """Fields that choose the images; recipes can be compared only if these are equal."""
+OPTION_FIELDS = {
+    "data": "data.source",
+    "epochs": "training.epochs",
+    "image_size": "data.image_size",
+}
+"""Options of a study that set a field of the configuration."""
 BUDGET = ("encoder.name", "encoder.stem", "data.image_size", "data.holdout")
 """Fields that are equal in recipes of an equal budget, besides the number of views they see."""
 
@@ -405,24 +411,20 @@ def read_changes(words: Iterable[str]) -> dict[str, Any]:
     return changes
 
 
-def join_changes(options: StudyOptions | SearchOptions) -> dict[str, Any]:
-    """Return all fields that the user sets, by ``--data``, ``--epochs`` and ``--set``."""
-    changes, given = read_changes(options.changes), {}
-    for name, key in (("data", "data.source"), ("epochs", "training.epochs")):
-        value = getattr(options, name)
-        if value is not None:
-            refuse_contradiction(name, value, key, changes)
-            given[key] = value
+def join_changes(words: Iterable[str], **options: Any) -> dict[str, Any]:
+    """Return all fields that the user sets: by ``--set``, and by the options that have a field."""
+    changes, given = read_changes(words), {}
+    for name, value in options.items():
+        if value is None:
+            continue
+        key = OPTION_FIELDS[name]
+        if changes.get(key, value) != value:
+            raise UserError(
+                f"--{name.replace('_', '-')} {value} and --set {key}={changes[key]} contradict "
+                "each other: leave one of them out"
+            )
+        given[key] = value
     return {**given, **changes}
-
-
-def refuse_contradiction(option: str, value: Any, key: str, changes: Mapping[str, Any]) -> None:
-    """Refuse a ``--set`` that gives a field another value than its own option."""
-    if changes.get(key, value) != value:
-        raise UserError(
-            f"--{option} {value} and --set {key}={changes[key]} contradict each other: leave one "
-            "of them out"
-        )
 
 
 def split_ending(arm: str) -> tuple[str, str]:

@@ -44,7 +44,7 @@ from .engine import (
     say_each_once,
     work,
 )
-from .grid_plan import GridPlan, plan_study, select_usable_arms
+from .grid_plan import GridPlan, plan_study
 from .results import write_results
 
 
@@ -76,21 +76,19 @@ def plan_cells(
 class Grid(TrialQueue):
     """A study with its options: the queue of its trials."""
 
-    study: Study
-    folder: Path
-    base: Config
+    plan: GridPlan
     evaluation: EvaluationPlan
-    definition: Record
     cells: list[GridCell]
     """Cells that this command trains."""
 
     def __post_init__(self) -> None:
+        self.folder = self.plan.folder
         self.fill(list({cell.trial.name: cell.trial for cell in self.cells}.values()))
 
     def name_trial(self, trial: Trial) -> str:
         """Name a trial by the first arm that it belongs to."""
         cell = next(cell for cell in self.cells if cell.trial.name == trial.name)
-        return f"{self.study.name} {cell.arm.name}, seed {cell.seed}"
+        return f"{self.plan.study.name} {cell.arm.name}, seed {cell.seed}"
 
     def save(self) -> Record:
         """Write the results of all trials that are done, those of earlier commands included."""
@@ -98,8 +96,8 @@ class Grid(TrialQueue):
             runs = self.folder / "runs"
             names = [re.search(r"-seed(\d+)$", path.name) for path in runs.glob("*-seed*")]
             seeds = sorted({int(name[1]) for name in names if name})
-            arms = select_usable_arms(self.study.arms, self.base)
-            cells = plan_cells(arms, self.base, seeds, runs)
+            arms, base = self.plan.arms, self.plan.base
+            cells = plan_cells(arms, base, seeds, runs)
             cells.sort(key=lambda cell: (arms.index(cell.arm), cell.seed))
             done = [(cell, outcome) for cell in cells if (outcome := cell.trial.outcome())]
             if not done:
@@ -120,12 +118,12 @@ class Grid(TrialQueue):
                 (cell.arm.name, cell.seed): KeptPredictions(Run.open(cell.trial.folder))
                 for cell, _ in done
             }
-            images = self.evaluation.name_images(self.base)
+            images = self.evaluation.name_images(base)
 
             def find(arm: str, seed: int, metric: str) -> Predictions | None:
                 return kept[arm, seed].find(images, metric)
 
-            return write_results(self.folder, self.definition, rows, costs, find)
+            return write_results(self.folder, self.plan.definition, rows, costs, find)
 
 
 def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
@@ -167,13 +165,10 @@ def run_study(study: Study, options: StudyOptions, console: Console | None = Non
     """Run a study to its end, or only write the results of its runs, and draw its figure."""
     console = console or Console(quiet=True)
     become_worker()
-    if options.train:
-        source = open_study_images(plan_study(study, options), console)
-        grid = open_grid(study, options)
-        results = train_grid(grid, source, console)
-    else:
-        grid = open_grid(study, options)
-        results = grid.save()
+    plan = plan_study(study, options)
+    source = open_study_images(plan, console) if options.train else None
+    grid = open_grid(study, options)
+    results = grid.save() if source is None else train_grid(grid, source, console)
     save_study_figure(name_figures(grid.folder, study.name), results)
     return StudyResult(grid.folder, results)
 
@@ -183,13 +178,12 @@ def train_grid(grid: Grid, source: Source, console: Console) -> Record:
     worker = Worker(lambda _: source, grid.evaluation, console)
     if source.skipped_notice:
         worker.say(source.skipped_notice)
-    where = (
-        "the test images" if grid.evaluation.evaluate_on == "test" else "held-out training images"
-    )
-    name = grid.study.name
+    on_test = grid.evaluation.evaluate_on == "test"
+    where = "the test images" if on_test else "held-out training images"
+    name, unequal = grid.plan.study.name, grid.plan.definition["unequal_budget"]
     worker.say(f"study {name} in {grid.folder}: {grid.describe()}; evaluated on {where}")
-    if grid.definition["unequal_budget"]:
-        worker.say(f"unequal budget: {'; '.join(grid.definition['unequal_budget'])}")
+    if unequal:
+        worker.say(f"unequal budget: {'; '.join(unequal)}")
     command = shlex.join(["deepbregman", "study", name, "--out", str(grid.folder)])
     return work(grid, worker, command)
 
@@ -208,9 +202,9 @@ def open_study_images(plan: GridPlan, console: Console) -> Source:
 
 def open_grid(study: Study, options: StudyOptions) -> Grid:
     """Begin the folder of a study, or join it."""
-    plan = plan_study(study, options)  # a refused request leaves no folder
     device = pick_device(options.accelerator)
-    with lock(plan.folder, "study"):
+    folder = plan_study(study, options).folder  # a refused request leaves no folder
+    with lock(folder, "study"):
         plan = plan_study(study, options)  # another process may have begun it meanwhile
         definition = plan.definition
         if definition["provenance"] is None:
@@ -226,4 +220,4 @@ def open_grid(study: Study, options: StudyOptions) -> Grid:
     # Of all arms: an arm that is not chosen may be the first of a trial that several share.
     cells = plan_cells(plan.arms, plan.base, seeds, plan.folder / "runs")
     cells = [cell for cell in cells if cell.arm in plan.chosen]
-    return Grid(plan.study, plan.folder, plan.base, evaluation, definition, cells)
+    return Grid(plan, evaluation, cells)

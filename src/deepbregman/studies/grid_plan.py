@@ -150,7 +150,7 @@ def _check_kind(study: Study, options: StudyOptions) -> None:
     if study.recipes and options.recipe is not None:
         raise UserError(
             f"study {study.name} compares whole recipes and takes no --recipe: give all of them, "
-            f"the reference first, such as --recipes simclr best"
+            "the reference first, such as --recipes simclr best"
         )
     several = study.with_divergence or study.rate_factors  # arms of each recipe
     if len(options.recipes) == 1 and study.recipes and not several:
@@ -193,12 +193,16 @@ def _read_definition(folder: Path, study: Study) -> Record | None:
 def _list_given(options: StudyOptions) -> dict[str, Any]:
     """Return the options that the user has given, as ``study.json`` holds them."""
     asked = {name: getattr(options, name) for name in ("recipe", *DEFAULTS)}
-    asked |= {"changes": join_changes(options), "values": list(map(read_value, options.values))}
+    asked |= {"changes": _list_changes(options), "values": [*map(read_value, options.values)]}
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in asked.items()
         if value not in (None, (), [], {}) and value is not False
     }
+
+
+def _list_changes(options: StudyOptions) -> dict[str, Any]:
+    return join_changes(options.changes, data=options.data, epochs=options.epochs)
 
 
 def _merge_options(study: Study, options: StudyOptions, before: Record | None) -> dict[str, Any]:
@@ -242,7 +246,7 @@ def _build_bases(
     bases = {}
     for name, recipe in zip(names, recipes, strict=True):
         before_arm = stored.get(name)
-        config = build_config(recipe, join_changes(options), before_arm, settings["changes"])
+        config = build_config(recipe, _list_changes(options), before_arm, settings["changes"])
         if options.rates:
             rate = find_best_rate(options.rates, name, config)
             config = override(config, {"optimiser.learning_rate": rate})
@@ -267,8 +271,8 @@ def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> floa
     raise UserError(
         f"--rates {' '.join(map(str, folders))}: recipe {recipe} has no rate there at which all "
         f"seeds were trained to the end{others}; train it with deepbregman study learning-rates "
-        "--out FOLDER and add the folder, or name the other recipes with --recipes; with --only "
-        "the study keeps all recipes for later, and each needs its rate"
+        "--out FOLDER and add that folder, or leave the recipe out: name the others with "
+        "--recipes (with --only the study still holds every recipe, and each needs its rate)"
     )
 
 

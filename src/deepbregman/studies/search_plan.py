@@ -270,7 +270,7 @@ def plan_search(recipe: str | None, options: SearchOptions, stored: Record | Non
             "a new search needs a recipe and a space: deepbregman tune paper --space "
             "divergence.sigma=0.1:5:log"
         )
-    given = join_changes(options)
+    given = join_changes(options.changes, data=options.data, epochs=options.epochs)
     kept: Changes = stored["changes"] if stored else given
     before = from_toml(stored["base"], "the search") if stored else None
     config = build_config(recipe, given, before, kept)

@@ -22,10 +22,9 @@ from .definition import (
     BOTH,
     CONTROL,
     WITHOUT,
+    join_changes,
     load_arm,
     name_arms,
-    read_changes,
-    refuse_contradiction,
     split_ending,
 )
 
@@ -139,21 +138,17 @@ def plan_tables(options: TableOptions) -> TablePlan:
             f"{options.out} exists and holds no tables: choose another folder with --out"
         )
     arms = tuple(name_arms(options.arms, "arms"))
-    changes = read_changes(options.changes)
     configs: dict[tuple[str, str], Config] = {}
     for place, data in enumerate(options.data):
-        given: dict[str, Any] = {}
-        for option, key, value in (
-            ("data", "data.source", data),
-            ("image-size", "data.image_size", _select(options.image_size, place)),
-            ("epochs", "training.epochs", _select(options.epochs, place)),
-        ):
-            if value is not None:
-                refuse_contradiction(option, value, key, changes)
-                given[key] = value
+        given = join_changes(
+            options.changes,
+            data=data,
+            image_size=_select(options.image_size, place),
+            epochs=_select(options.epochs, place),
+        )
         given.setdefault("data.image_size", min(LARGEST_SIDE, typical_side(data)))
         for name, arm in zip(arms, options.arms, strict=True):
-            configs[name, data] = build_arm(arm, {**given, **changes})
+            configs[name, data] = build_arm(arm, given)
     cells = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for data in options.data:
