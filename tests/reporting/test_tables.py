@@ -13,7 +13,7 @@ from deepbregman.reporting.tables import (
     Row,
     Table,
     escape_latex,
-    make_difference_cell,
+    make_cell,
     to_csv,
     to_latex,
     to_markdown,
@@ -66,8 +66,8 @@ def test_the_best_and_a_difference_in_all_three_forms():
 
 def test_an_interval_over_seeds_and_images_goes_before_one_over_seeds():
     change = {**summary(0.5, 0.25, 3), "interval": [0.25, 0.75], "over_images": [-1.0, 2.0]}
-    assert make_difference_cell(change).bounds == "[-1.00, +2.00]"
-    assert make_difference_cell(change | {"over_images": None}).bounds == "[+0.25, +0.75]"
+    assert make_cell(change).bounds == "[-1.00, +2.00]"
+    assert make_cell(change | {"over_images": None}).bounds == "[+0.25, +0.75]"
 
 
 def test_a_mean_over_fewer_seeds_than_others_says_so():

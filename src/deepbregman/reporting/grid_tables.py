@@ -20,7 +20,7 @@ from .grid_charts import (
     name_reference,
 )
 from .published import CAVEAT, format_series_value, list_published_series, name_series
-from .tables import Cell, Row, Table, format_value, make_cell, make_difference_cell, to_markdown
+from .tables import Cell, Row, Table, format_value, make_cell, to_markdown
 
 COSTS: dict[str, str] = {
     "epochs": "epochs",
@@ -86,7 +86,7 @@ def _tabulate_methods(results: Record, key: str) -> Table:
         cells = [Cell(text=format_value((arm.get("cost") or {}).get("learning_rate")))]
         for metric in GROUP_METRICS:
             cells += [make_cell(part["metrics"].get(metric)) for part in (arm, other)]
-            cells.append(make_difference_cell(other["difference"].get(metric)))
+            cells.append(make_cell(other["difference"].get(metric)))
         for name in measured:
             values = [(part.get("cost") or {}).get(name) for part in (arm, other)]
             form = MEASURED[name][1]
@@ -136,7 +136,7 @@ def _tabulate_parts(results: Record, key: str) -> Table:
         for metric in PART_METRICS:
             difference = (arm.get("difference") or {}).get(metric)
             cells.append(make_cell(arm["metrics"].get(metric)))
-            cells.append(make_difference_cell(difference) if arm["against"] else Cell())
+            cells.append(make_cell(difference) if arm["against"] else Cell())
         rows.append(Row(f"{arm['series']}: {arm['x']}", tuple(cells), marks=_mark_diverged(arm)))
     columns = [word for m in PART_METRICS for word in (COMPARED[m], f"{COMPARED[m]}, difference")]
     caption = f"{describe_conditions(results)}; {count_seeds(rows)}. Differences to "
@@ -194,7 +194,7 @@ def _tabulate_differences(results: Record, key: str) -> Table:
     columns = list(dict.fromkeys(name for arm in arms for name in arm["difference"]))
     rows = []
     for arm in arms:
-        cells = [make_difference_cell(arm["difference"].get(name)) for name in columns]
+        cells = [make_cell(arm["difference"].get(name)) for name in columns]
         row, other = Row(arm["arm"], tuple(cells)), name_arm(results, arm["against"])
         rows.append(row._replace(note=f"to {other}, {count_seeds([row])}"))
     caption = f"Points of top-1; {describe_intervals(rows)}"

@@ -25,7 +25,6 @@ from .tables import (
     Row,
     Table,
     make_cell,
-    make_difference_cell,
     mark_best,
     to_csv,
     to_latex,
@@ -156,9 +155,7 @@ def _tabulate_differences(results: Record, data: str, group: str, found: Sequenc
     differences = [{(d["arm"], d["against"]): d for d in q["differences"]} for q in found]
     pairs = [pair for pair in map(tuple, results["pairs"]) if any(pair in d for d in differences)]
     rows = [
-        Row(
-            _name_quantity(quantity), tuple(make_difference_cell(known.get(pair)) for pair in pairs)
-        )
+        Row(_name_quantity(quantity), tuple(make_cell(known.get(pair)) for pair in pairs))
         for quantity, known in zip(found, differences, strict=True)
     ]
     columns = [f"{arm} - {other}" for arm, other in pairs]
@@ -180,7 +177,7 @@ def _tabulate_measures(results: Record, data: str, found: Sequence[Record]) -> T
     arms, rows = _list_used_arms(results, found), []
     for row in found:
         words = f"{METRICS[row['metric']]}: {row['variant']} - {row['against']}"
-        cells = tuple(make_difference_cell(row["arms"].get(arm)) for arm in arms)
+        cells = tuple(make_cell(row["arms"].get(arm)) for arm in arms)
         rows.append(Row(f"{row['protocol']}, {words}", cells))
     caption = "A measure by the divergence minus another one of the same run. Points; "
     caption += describe_intervals(rows)

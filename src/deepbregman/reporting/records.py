@@ -4,6 +4,7 @@ A folder may come from anybody, so links inside it are not followed.
 """
 
 import math
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -193,9 +194,8 @@ def _find_common_name(names: list[str]) -> str:
     """Name a group by what its runs' names begin with, less what the seed adds."""
     if len(names) == 1:
         return names[0]
-    first, last = min(names), max(names)  # whatever these share, all share
-    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
-    common = re.sub(r"([-_. ]+(seed|s)?[-_. ]*\d*|seed\d*)$", "", first[:length])
+    shared = os.path.commonprefix(names)  # noqa: RUF071  # of letters, which is meant
+    common = re.sub(r"([-_. ]+(seed|s)?[-_. ]*\d*|seed\d*)$", "", shared)
     return common if len(common) > 2 else f"{names[0]} and {len(names) - 1} more"
 
 

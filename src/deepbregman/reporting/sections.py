@@ -2,7 +2,6 @@
 
 import base64
 import io
-import os
 import shlex
 import warnings
 from collections.abc import Sequence
@@ -230,14 +229,13 @@ def read_pictures(folder: Path) -> list[Picture]:
 
     pictures = []
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() not in (".png", ".jpg", ".jpeg") or path.is_symlink():
+        if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
             continue
-        if not path.is_file():  # a pipe would be waited for
+        if path.is_symlink() or not path.is_file():  # a pipe would be waited for
             continue
         try:
-            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-            with os.fdopen(handle, "rb") as file, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # large pictures are refused below
+            with path.open("rb") as file, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # large pictures are left out below
                 image = Image.open(file, formats=("PNG", "JPEG"))
                 if image.width * image.height > MAX_PIXELS:
                     continue

@@ -197,7 +197,8 @@ def to_csv(table: Table) -> str:
     cells = [cell for row in table.rows for cell in row.cells]
     if not any(cell.summary for cell in cells):
         texts = [
-            {table.corner: row.name, **_pair_columns(table, [cell.text for cell in row.cells])}
+            {table.corner: row.name}
+            | {name: cell.text for name, cell in zip(table.columns, row.cells, strict=True)}
             for row in table.rows
         ]
         return format_csv(texts)
@@ -226,24 +227,11 @@ def to_csv(table: Table) -> str:
     return format_csv(lines)
 
 
-def _pair_columns(table: Table, texts: list[str]) -> dict[str, str]:
-    """Pair columns with texts; two columns of one name, or of the corner's, keep both."""
-    named: dict[str, str] = {}
-    for column, text in zip(table.columns, texts, strict=True):
-        while column in named or column == table.corner:
-            column += " "
-        named[column] = text
-    return named
-
-
 def make_cell(summary: Summary | None) -> Cell:
-    """Return the cell of a summary in a study's record; a dash where nothing was measured."""
-    return Cell(summary) if summary else Cell(text="—", note="not measured")
-
-
-def make_difference_cell(difference: Summary | None) -> Cell:
-    """Return the cell of a paired summary; a dash where nothing was compared."""
-    return make_cell(difference and choose_interval(difference))
+    """Return the cell of a mean or a difference in a study's record; a dash if there is none."""
+    if not summary:
+        return Cell(text="—", note="not measured")
+    return Cell(choose_interval(summary) if "interval" in summary else summary)
 
 
 def choose_interval(difference: Summary) -> Summary:
