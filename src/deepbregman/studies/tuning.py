@@ -57,8 +57,6 @@ from .shared_search import (
 
 NAME = "search"
 """Name of every search in a database of its own, so that its folder can be renamed or copied."""
-STARTUP_TRIALS = 10
-"""Random trials before the sampler's model is used."""
 LEAST_FOR_IMPORTANCE = 4
 METRICS = {"linear": MAIN_METRIC, "knn": "knn, cosine"}
 """Objective -> how the name of its metric begins."""
@@ -153,12 +151,10 @@ def build_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if name == "gp":
-            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
+            return optuna.samplers.GPSampler(seed=seed)
         if name == "tpe":
             # Values of running trials count as bad, so that workers do not crowd together.
-            return optuna.samplers.TPESampler(
-                seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True
-            )
+            return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
         return optuna.samplers.RandomSampler(seed=seed)
 
 
