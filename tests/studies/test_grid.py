@@ -526,11 +526,7 @@ def test_a_folder_keeps_to_what_it_began_with(words, message, few_digits, out, c
                 [name, "--recipe", "simclr", *("--set", "data.source=digits")],
                 f"of study {name} needs the divergence, but divergence.weight is 0",
             )
-            for name in ("kappa", "psi", "augmentations", "view-sets")
-        ),
-        (
-            ["subnetwork", "--recipe", "simclr", "--set", "data.source=digits"],
-            "which training does not use here, since divergence.weight is 0",
+            for name in ("kappa", "psi", "subnetwork", "augmentations", "view-sets", "teacher")
         ),
         (["augmentations", "--only", "simclr-crop-blur", "--recipe", "digits"], "change nothing"),
         (["kappa", "--linear-epochs", "-1"], "--linear-epochs -1"),

@@ -76,13 +76,13 @@ def save_study_tables(path: Path, results: Record) -> None:
 def _tabulate_methods(results: Record, key: str) -> Table:
     """Make a line for each method: alone, with the divergence, their difference, and published."""
     alone = {arm["x"]: arm for arm in results["arms"] if not arm.get("against")}
-    carried = {arm["x"]: arm for arm in results["arms"] if arm.get("against")}
+    with_divergence = {arm["x"]: arm for arm in results["arms"] if arm.get("against")}
     published = list_published_series(results)
     costs = [arm.get("cost") or {} for arm in results["arms"]]
     measured = [name for name in MEASURED if any(cost.get(name) is not None for cost in costs)]
     rows = []
     for x, arm in alone.items():
-        other = carried.get(x, {"metrics": {}, "difference": {}})
+        other = with_divergence.get(x, {"metrics": {}, "difference": {}})
         cells = [Cell(text=format_value((arm.get("cost") or {}).get("learning_rate")))]
         for metric in GROUP_METRICS:
             cells += [make_cell(part["metrics"].get(metric)) for part in (arm, other)]

@@ -135,12 +135,12 @@ def _add_grid(study: StudySection, path: Path, results: Record) -> None:
         if runs:
             study.groups.append(RunGroup(arm["arm"], runs, place))
     # The runs may be gone; a cell that names no run counts as one.
-    judged = {cell.get("run") or (cell["arm"], cell["seed"]) for cell in results["cells"]}
-    left = sorted(set(folders) - judged)
+    evaluated = {cell.get("run") or (cell["arm"], cell["seed"]) for cell in results["cells"]}
+    unfinished = sorted(set(folders) - evaluated)
     published = list_published_series(results)
     notes = [as_sentence(describe_budget(results)), as_sentence(describe_diverged(results))]
     notes.append(results["study"].get("note") or "")
-    notes += [f"Begun and not evaluated: {', '.join(left)}."] if left else []
+    notes += [f"Begun and not evaluated: {', '.join(unfinished)}."] if unfinished else []
     notes += [CAVEAT] if published else []
     notes += [f"Published, {part['series']}: {part['source']}." for part in published]
     study.notes = [note for note in notes if note]
@@ -150,7 +150,7 @@ def _add_grid(study: StudySection, path: Path, results: Record) -> None:
         "data": Path(results["data"]).name,
         "epochs": format_epochs(results),
         "evaluated on": "test images" if is_on_test_images(results) else "held-out training images",
-        "runs": str(len(judged)),
+        "runs": str(len(evaluated)),
     }
     study.figures = draw_study(results, study.key)
     study.tables = tabulate_study(results, study.key)

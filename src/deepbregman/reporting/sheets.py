@@ -72,7 +72,7 @@ def write_contact_sheet(path: Path, panels: Sequence[Panel], caption: str = "") 
 
 def draw_sheet(panels: Sequence[Panel], caption: str = "") -> Image.Image:
     """Draw the panels of a contact sheet, under a caption if there is one."""
-    judged = any(t.same_class is not None for p in panels for s in p.strips for t in s.tiles)
+    has_legend = any(t.same_class is not None for p in panels for s in p.strips for t in s.tiles)
     width = 2 * MARGIN + max(_measure_width(line) for panel in panels for line in _arrange(panel))
     if any(panel.query is not None for panel in panels):
         width += CELL + 3 * GAP
@@ -80,7 +80,7 @@ def draw_sheet(panels: Sequence[Panel], caption: str = "") -> Image.Image:
     width = max(width, 2 * MARGIN + round(font.getlength(caption)))
     heights = [_measure_panel(panel) for panel in panels]
     first = MARGIN + (HEADING if caption else 0)
-    legend = HEADING + GAP if judged else 0
+    legend = HEADING + GAP if has_legend else 0
     height = first + MARGIN + sum(heights) + 2 * MARGIN * (len(panels) - 1) + legend
     sheet = Image.new("RGB", (width, height), PAPER)
     draw = ImageDraw.Draw(sheet)
@@ -91,7 +91,7 @@ def draw_sheet(panels: Sequence[Panel], caption: str = "") -> Image.Image:
             draw.line([(MARGIN, top - MARGIN), (width - MARGIN, top - MARGIN)], fill=UNKNOWN)
         _draw_panel(sheet, draw, panel, top)
         top += panel_height + 2 * MARGIN
-    if judged:
+    if has_legend:
         _draw_legend(draw, height - MARGIN - LINE)
     return sheet
 

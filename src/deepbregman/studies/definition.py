@@ -82,7 +82,7 @@ class Published:
     source: str
     """Where it was published, and under which conditions."""
     beside: tuple[str, ...] = (OURS,)
-    """Series in whose table rows it stands: of the same method, or compared with it."""
+    """Series beside whose arms it stands in tables."""
     metric: str = "linear, cached features"
     encoder: str | None = None
     """It stands only beside arms with this encoder; None is any, and the source names it."""
@@ -103,7 +103,7 @@ class StudyOptions:
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""
     rates: tuple[Path, ...] = ()
     """For study methods: folders that study learning-rates wrote; each recipe takes its best rate
-    from the first folder that has it with the same method, optimiser and batch. A rate at which a
+    from the first folder where it has the same method, optimiser and batch. A rate at which a
     seed diverged is not taken."""
     data: MaybeText = None
     """A labelled dataset instead of the recipe's."""
@@ -256,9 +256,8 @@ class Study:
         if self.rate_factors:
             return self._with_rates(configs)
         reference, base = next(iter(configs.items()))
-        pairs = list(self._pair_with_divergence(configs))
         arms: list[Arm] = []
-        for name, config in pairs:
+        for name, config in self._pair_with_divergence(configs):
             changes = _list_changes(base, config)
             twin = next((arm.name for arm in arms if arm.changes == changes), None)
             if twin is not None:
@@ -269,10 +268,8 @@ class Study:
             series = ALONE if self.with_divergence else _name_plain_series(config)
             series = OURS if config.divergence.is_on else series
             arms.append(Arm(name, changes, name.removesuffix(PLUS_DIVERGENCE), series))
-        compares_divergence = len({config.divergence.is_on for _, config in pairs}) == 2
-        title = self.title if compares_divergence else "Which recipe is better?"
         return dataclasses.replace(
-            self, title=title, arms=tuple(arms), recipes=tuple(configs), reference=reference
+            self, arms=tuple(arms), recipes=tuple(configs), reference=reference
         )
 
     def with_rate_factors(self, factors: Sequence[Any]) -> "Study":
@@ -494,7 +491,8 @@ def check_arms(study: Study, arms: Iterable[Arm], base: Config) -> None:
         if study.recipes or "divergence.weight" in arm.changes:
             continue
         what = f"arm {arm.name} of study {study.name}"
-        if arm.series == OURS and base.divergence.weight == 0.0:
+        needs_it = arm.series == OURS or any(name.startswith("divergence.") for name in arm.changes)
+        if needs_it and base.divergence.weight == 0.0:
             raise UserError(
                 f"{what} needs the divergence, but divergence.weight is 0 in this recipe: choose a "
                 "recipe in which it is above 0, such as best, or give --set divergence.weight=1"

@@ -120,8 +120,8 @@ def parse_space(words: Iterable[str], base: Config) -> Space:
 def check_corners(space: Space, base: Config) -> None:
     """Build the configurations at the corners of the space, so that no trial is refused later.
 
-    A field that none of them uses is refused. Of a space with very many corners, only those that
-    leave one dimension are built, and they do not show which fields are used together.
+    A field that none of them uses is refused. In a space with very many corners each field is tried
+    alone; that does not show which fields are used together, so none is refused as unused.
     """
     names = [dimension.field for dimension in space]
     builds_all = math.prod(len(dimension.ends) for dimension in space) <= MOST_CORNERS
@@ -138,7 +138,8 @@ def check_corners(space: Space, base: Config) -> None:
             where = ", ".join(f"{name}={value}" for name, value in point.items())
             raise UserError(f"--space reaches {where}, where {error}") from None
     if builds_all:
-        # Of the corner that uses most, so that "the weight is 0" is no reason where it is searched.
+        # The reason is that of the corner with the fewest unused fields: "the weight is 0" would
+        # mislead where the weight itself is searched.
         fullest = min(configs, key=lambda config: len(config.unused_fields))
         unused = set(names).intersection(*(config.unused_fields for config in configs))
         check_used(fullest, sorted(unused), "--space")

@@ -52,8 +52,8 @@ class TableOptions:
     Recipes by name are trained with ResNet-18."""
     protocols: tuple[ClassProtocol, ...] = PROTOCOLS
     """What to measure. transfer goes from each dataset to every other, and ood tells the test
-    images from noise and from the other datasets. supervised, and what semi and transfer train from
-    random weights, is measured with the first arm only, since it is the same for all."""
+    images from noise and from the other datasets. Training from random weights (supervised, and
+    parts of semi and transfer) is the same for all arms, so only the first arm has it."""
     seeds: int = 3
     """Number of seeds."""
     first_seed: int = 0

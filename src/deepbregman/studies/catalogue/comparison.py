@@ -4,7 +4,7 @@ from deepbregman.studies.definition import SIMCLR, Published, Study
 
 STUDY = Study(
     name="comparison",
-    title="Does the divergence help?",
+    title="Which recipe is better?",
     arms=(),
     figure="pairs",
     recipes=("simclr", "best"),
