@@ -219,6 +219,9 @@ def test_options_of_a_study_reach_its_search(tmp_path):
     assert (recipe, options) == ("paper", expected)
     recipe, options = search_of_study(entry, StudyOptions(recipe="best", trials=5, out=tmp_path))
     assert (recipe, options.trials) == ("best", 5)
+    _, none = search_of_study(entry, StudyOptions(trials=0, out=tmp_path))
+    with pytest.raises(UserError, match="--trials 0: there must be at least 1"):
+        check_search("paper", none)
     (tmp_path / "search.db").touch()  # it has begun, and knows its recipe and its trials
     recipe, options = search_of_study(entry, StudyOptions(out=tmp_path))
     assert (recipe, options.trials) == (None, None)

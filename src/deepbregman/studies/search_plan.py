@@ -310,7 +310,7 @@ def search_of_study(entry: Search, options: StudyOptions) -> tuple[str | None, S
     begun = has_begun(out)
     asked = SearchOptions(
         space=entry.space,
-        trials=options.trials or (None if begun else entry.trials),
+        trials=entry.trials if options.trials is None and not begun else options.trials,
         data=options.data,
         epochs=options.epochs,
         changes=options.changes,
