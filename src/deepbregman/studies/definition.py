@@ -258,16 +258,10 @@ class Study:
         reference, base = next(iter(configs.items()))
         arms: list[Arm] = []
         for name, config in self._pair_with_divergence(configs):
-            changes = _list_changes(base, config)
-            twin = next((arm.name for arm in arms if arm.changes == changes), None)
-            if twin is not None:
-                raise UserError(
-                    f"recipes {twin} and {name} are the same configuration: there is nothing to "
-                    "compare; leave one of them out"
-                )
             series = ALONE if self.with_divergence else _name_plain_series(config)
             series = OURS if config.divergence.is_on else series
-            arms.append(Arm(name, changes, name.removesuffix(PLUS_DIVERGENCE), series))
+            x = name.removesuffix(PLUS_DIVERGENCE)
+            arms.append(Arm(name, _list_changes(base, config), x, series))
         return dataclasses.replace(
             self, arms=tuple(arms), recipes=tuple(configs), reference=reference
         )
