@@ -414,7 +414,7 @@ def test_a_run_without_enough_memory_does_not_stop_the_others(error, few_digits,
         run_study(kappa.STUDY, asked, Console(file=said, width=200))
     assert begun == ["5-seed0", "20-seed0"]
     assert f"continue with: deepbregman study kappa --out {out}" in str(refused.value)
-    assert "5, seed 0: out of memory; going on with the others" in said.getvalue()
+    assert "5-seed0: out of memory; going on with the others" in said.getvalue()
     assert [row["run"] for row in read(out)["cells"]] == ["20-seed0"]
     enough = True
     run_study(kappa.STUDY, asked)

@@ -359,20 +359,11 @@ class Queue(ABC):
 class TrialQueue(Queue):
     """A list of trials that processes claim by locks in a folder."""
 
-    folder: Path
-    trials: Sequence[Trial]
-    waiting: Sequence[Trial]
-    """Trials that were not done at the last count."""
-    too_large: dict[str, str]
-    """Trials for which this process had too little memory, with the words of the error."""
-
-    def fill(self, trials: Sequence[Trial]) -> None:
-        """Take the trials that are to be done."""
-        self.trials, self.waiting, self.too_large = trials, trials, {}
-
-    @abstractmethod
-    def name_trial(self, trial: Trial) -> str:
-        """Name a trial for people."""
+    def __init__(self, folder: Path, trials: Sequence[Trial]) -> None:
+        self.folder, self.trials = folder, trials
+        self.waiting = trials  # those that were not done at the last count
+        # Trials for which this process had too little memory, with the words of the error.
+        self.too_large: dict[str, str] = {}
 
     def count(self) -> tuple[int, int]:
         """Return how many trials are done, by all processes, and how many there are."""
@@ -389,7 +380,7 @@ class TrialQueue(Queue):
                     continue
                 if trial.outcome() is None:  # another process may have been faster
                     try:
-                        worker.run(trial, self.name_trial(trial))
+                        worker.run(trial, trial.name)
                     except TooLarge as error:
                         self.too_large[trial.name] = str(error)
                 return True

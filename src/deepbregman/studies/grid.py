@@ -13,7 +13,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -72,23 +72,15 @@ def plan_cells(
     return cells
 
 
-@dataclass
 class Grid(TrialQueue):
-    """A study with its options: the queue of its trials."""
+    """A study with its options: the queue of the trials that this command trains."""
 
-    plan: GridPlan
-    evaluation: EvaluationPlan
-    cells: list[GridCell]
-    """Cells that this command trains."""
-
-    def __post_init__(self) -> None:
-        self.folder = self.plan.folder
-        self.fill(list({cell.trial.name: cell.trial for cell in self.cells}.values()))
-
-    def name_trial(self, trial: Trial) -> str:
-        """Name a trial by the first arm that it belongs to."""
-        cell = next(cell for cell in self.cells if cell.trial.name == trial.name)
-        return f"{self.plan.study.name} {cell.arm.name}, seed {cell.seed}"
+    def __init__(
+        self, plan: GridPlan, evaluation: EvaluationPlan, cells: Sequence[GridCell]
+    ) -> None:
+        trials = {cell.trial.name: cell.trial for cell in cells}
+        super().__init__(plan.folder, list(trials.values()))
+        self.plan, self.evaluation, self.cells = plan, evaluation, cells
 
     def save(self) -> Record:
         """Write the results of all trials that are done, those of earlier commands included."""

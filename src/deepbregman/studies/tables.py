@@ -184,22 +184,14 @@ class TableEvaluation(EvaluationPlan):
         )
 
 
-@dataclass
 class TableQueue(TrialQueue):
     """The runs of the tables that are not complete."""
 
-    plan: TablePlan
-
-    def __post_init__(self) -> None:
-        self.folder = self.plan.options.out
-        runs, cells = self.folder / "runs", self.plan.cells
-        self.fill([TableTrial(runs / cell.name, cell.config, cell) for cell in cells])
-
-    def name_trial(self, trial: Trial) -> str:
-        """Name a trial by its arm, data and seed."""
-        assert isinstance(trial, TableTrial)
-        cell = trial.cell
-        return f"{cell.arm} on {name_dataset(cell.data)}, seed {cell.seed}"
+    def __init__(self, plan: TablePlan) -> None:
+        runs = plan.options.out / "runs"
+        trials = [TableTrial(runs / cell.name, cell.config, cell) for cell in plan.cells]
+        super().__init__(plan.options.out, trials)
+        self.plan = plan
 
     def check_other_seeds(self) -> None:
         """Refuse to add seeds to runs of other settings: a mean over both would mean little."""
