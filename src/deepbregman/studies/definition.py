@@ -444,6 +444,11 @@ def build_config(
     return override(before, given)
 
 
+def hold_out(config: Config) -> Config:
+    """Hold out training images to evaluate on, where the recipe holds none out."""
+    return override(config, {"data.holdout": config.data.holdout or HOLDOUT})
+
+
 def describe_differences(
     before: Config, after: Config, counts: Callable[[str], bool] = lambda field: True
 ) -> str:

@@ -19,7 +19,6 @@ from deepbregman.reporting.published import is_on_test_images
 from deepbregman.runs import Record
 
 from .definition import (
-    HOLDOUT,
     Arm,
     Study,
     StudyOptions,
@@ -28,6 +27,7 @@ from .definition import (
     check_budget,
     check_same,
     describe_differences,
+    hold_out,
     join_changes,
     load_arm,
     name_arms,
@@ -250,8 +250,8 @@ def _build_bases(
         if options.rates:
             rate = find_best_rate(options.rates, name, config)
             config = override(config, {"optimiser.learning_rate": rate})
-        if settings["evaluate_on"] == "holdout" and config.data.holdout == 0.0:
-            config = override(config, {"data.holdout": HOLDOUT})
+        if settings["evaluate_on"] == "holdout":
+            config = hold_out(config)
         check_same(before_arm, config, f"study {study.name}" + f", {name}" * bool(study.recipes))
         bases[name] = config
     return bases

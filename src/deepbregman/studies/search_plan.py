@@ -21,7 +21,6 @@ from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.runs import Record
 
 from .definition import (
-    HOLDOUT,
     Changes,
     Search,
     SearchOptions,
@@ -29,6 +28,7 @@ from .definition import (
     build_config,
     check_same,
     check_used,
+    hold_out,
     join_changes,
     read_value,
 )
@@ -251,16 +251,13 @@ class SearchPlan:
     @property
     def base(self) -> Config:
         """The configuration that trials change: the recipe, with images held out to evaluate on."""
-        changes: dict[str, Any] = {"training.tensorboard": False}
-        if self.recipe.data.holdout == 0.0:
-            changes["data.holdout"] = HOLDOUT
-        return override(self.recipe, changes)
+        return override(hold_out(self.recipe), {"training.tensorboard": False})
 
     @property
     def largest_batch(self) -> Config:
         """The configuration whose steps need the most images."""
-        fields = ("training.batch_size", "training.accumulate")
-        largest = {part.field: max(part.ends) for part in self.space if part.field in fields}
+        names = ("training.batch_size", "training.accumulate")
+        largest = {part.field: max(part.ends) for part in self.space if part.field in names}
         return override(self.base, largest)
 
 
@@ -285,8 +282,7 @@ def plan_search(recipe: str | None, options: SearchOptions, stored: Record | Non
         "epochs": config.training.epochs,
         "base": to_toml(config),
     }
-    words = options.space or tuple(defaults["space"])
-    space = parse_space(words, SearchPlan(config, (), definition).base)
+    space = parse_space(options.space or defaults["space"], hold_out(config))
     definition["space"] = [str(dimension) for dimension in space]
     for key in ("space", "objective", "sampler", "prune"):
         if stored is not None and stored[key] != definition[key]:
