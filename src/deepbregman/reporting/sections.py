@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import shlex
 import warnings
 from collections.abc import Sequence
@@ -234,7 +235,8 @@ def read_pictures(folder: Path) -> list[Picture]:
         if path.is_symlink() or not path.is_file():  # a pipe would be waited for
             continue
         try:
-            with path.open("rb") as file, warnings.catch_warnings():
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+            with os.fdopen(handle, "rb") as file, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # large pictures are left out below
                 image = Image.open(file, formats=("PNG", "JPEG"))
                 if image.width * image.height > MAX_PIXELS:
