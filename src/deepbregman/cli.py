@@ -11,11 +11,9 @@ import functools
 import importlib
 import inspect
 import io
-import itertools
 import operator
 import os
 import re
-import shlex
 import signal
 import sys
 import traceback
@@ -23,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, NoneType
-from typing import Annotated, Any, NoReturn, get_args, get_origin
+from typing import Annotated, Any, NoReturn, get_args
 
 import tyro
 from rich.console import Console
@@ -38,7 +36,7 @@ from tyro.constructors import (
 
 from deepbregman import __version__
 
-from .commands.parameters import PYTHON_ONLY, refuse_second_run
+from .commands.parameters import PYTHON_ONLY
 from .config import Config
 from .errors import Notice, UserError, explain_error, mask_secrets, require_known, suggest
 from .launching import (
@@ -59,22 +57,6 @@ COMMANDS = (
 )
 IN_ONE_PROCESS = ("evaluate", "embed", "search", "cluster", "label", "duplicates", "explore")
 """Commands that use several GPUs from one process."""
-STRAY = {
-    "evaluate": "--protocol",
-    "search": "--query",
-    "label": "--labels",
-    "draw": "--labels",
-    "cluster": "--clusters",
-    "embed": "--out",
-    "export": "--out",
-    "duplicates": "--out",
-    "explore": "--out",
-    "tune": "--data",
-    "tsne": "--runs",
-    "tables": "--data",
-    "bench": "--scale",
-}
-"""Functions of commands, each with the option that a word without one is probably meant for."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -125,7 +107,6 @@ def _run_command(command: str, words: list[str]) -> None:
         program, function, words = f"{program} {words[0]}", subcommands[words[0]], words[1:]
     elif hasattr(module, "choose"):
         function, program, words = module.choose(words)
-    _refuse_stray_words(program, function, words)
     if {"-h", "--help"} & set(words):  # tyro would not wrap it
         console = _open_help()
         console.print(_describe(function), highlight=False, markup=False, end="\n\n")
@@ -143,33 +124,10 @@ def _run_command(command: str, words: list[str]) -> None:
         parse()  # refuses them, and names options that are like them
     if unknown:
         raise UserError(
-            f"{unknown[0]!r} follows an option that does not take it: leave it out, or, if it is "
-            f"part of a value with a space, put the value in quotes; `{program} --help` lists all "
-            "options"
+            f"{unknown[0]!r} belongs to no option: write the name of its option before it, put a "
+            f"value with a space in quotes, or leave it out; `{program} --help` lists all options"
         )
     start()
-
-
-def _refuse_stray_words(program: str, function: Callable[..., Any], words: list[str]) -> None:
-    """Refuse words before the options that are more than the function takes without one."""
-    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    parameters = inspect.signature(function).parameters.values()
-    places = [each for each in parameters if tyro.conf.Positional in get_args(each.annotation)]
-    stray = names[len(places) :]
-    if not stray or any(get_origin(get_args(each.annotation)[0]) is tuple for each in places):
-        return
-    rule = f"{stray[0]!r} follows {program}, which takes only options"
-    if places:
-        what = places[0].name
-        if what == "run":
-            refuse_second_run(program, names[0], stray[0])
-        rule = f"{stray[0]!r} follows the {what} {names[0]}: only the {what} needs no option"
-    fix = "leave it out, or take an option"
-    if function.__name__ in STRAY:
-        kept = names[: len(places)]
-        fixed = shlex.join([*kept, STRAY[function.__name__], *stray])
-        fix = f"write `{program} {fixed}`, or take another option"
-    raise UserError(f"{rule}; {fix} of `{program} --help`")
 
 
 def _for_command_line(

@@ -67,17 +67,6 @@ def open_images(
     return open_run(opened, data, source, accelerator, devices, encoder, skip_unreadable, listing)
 
 
-def refuse_second_run(program: str, first: str, word: str) -> None:
-    """Refuse a word after the run of a command if it names another run."""
-    from deepbregman.runs import is_run
-
-    if is_run(Path(word)):
-        raise UserError(
-            f"{word!r} is a second run after {first}, and {program} takes one: start it once for "
-            "each run; `deepbregman report RUN RUN --out FOLDER` compares their results"
-        )
-
-
 def list_images(config: Config, data: str | None) -> "Listing | None":
     """List the files of a dataset that is a folder of images, before torch is loaded.
 
