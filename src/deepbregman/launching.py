@@ -5,7 +5,6 @@ are understood. :func:`run_in_processes` sets torchrun's, so a process need not 
 """
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
@@ -75,8 +73,7 @@ def find_process() -> Process:
     if not under_srun():
         return Process()
     processes = _read_count("SLURM_STEP_NUM_TASKS")
-    has_step = "SLURM_STEP_NUM_NODES" in os.environ
-    nodes = _read_count("SLURM_STEP_NUM_NODES" if has_step else "SLURM_NNODES", default="1")
+    nodes = _read_count("SLURM_STEP_NUM_NODES", default="1")
     uneven = "," in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if nodes < 1 or processes % nodes or uneven:
         raise UserError(
@@ -282,29 +279,11 @@ def list_stopping_signals() -> tuple[signal.Signals, ...]:
     """List the signals that ask for an end: SIGTERM, Ctrl-C, and those of ``ANNOUNCEMENTS``.
 
     One that is ignored stays ignored, as SIGHUP is under nohup; one for which a program has a
-    handler of its own stays with it.
+    Python handler of its own stays with it.
     """
     announced = [getattr(signal, name) for name in ANNOUNCEMENTS if hasattr(signal, name)]
-    caught = _read_caught_signals()
-    free = [
-        number
-        for number in announced
-        if signal.getsignal(number) == signal.SIG_DFL and not caught >> (number - 1) & 1
-    ]
+    free = [number for number in announced if signal.getsignal(number) == signal.SIG_DFL]
     return signal.SIGTERM, signal.SIGINT, *free
-
-
-def _read_caught_signals() -> int:
-    """Return the signals that have a handler, a bit each; 0 where the system is not Linux.
-
-    Python does not know the handlers of C code, such as those of ``faulthandler.register``.
-    """
-    try:
-        status = Path("/proc/self/status").read_bytes()
-    except OSError:
-        return 0
-    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return int(found[1], 16) if found else 0
 
 
 @contextmanager

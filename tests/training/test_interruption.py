@@ -1,5 +1,4 @@
 import ctypes
-import faulthandler
 import os
 import signal
 import subprocess
@@ -64,21 +63,6 @@ def test_a_handler_of_the_program_stays():
         signal.raise_signal(signal.SIGUSR2)
     assert own == [signal.SIGUSR1]
     assert received == [signal.SIGUSR2]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of handlers of C code")
-def test_a_handler_that_python_does_not_know_stays(tmp_path):
-    """Many programs register SIGUSR1 to print where they stand."""
-    with (tmp_path / "stack").open("w") as file:
-        faulthandler.register(signal.SIGUSR1, file=file)
-        try:
-            with watch_signals() as received:
-                signal.raise_signal(signal.SIGUSR1)
-                signal.raise_signal(signal.SIGUSR2)
-        finally:
-            faulthandler.unregister(signal.SIGUSR1)
-    assert received == [signal.SIGUSR2]
-    assert "most recent call first" in (tmp_path / "stack").read_text()
 
 
 def test_second_interrupt_stops_at_once(handlers):
