@@ -2,12 +2,28 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from deepbregman.data.decoding import decode_to
+
 SavePicture = Callable[..., np.ndarray]
+
+
+class Frame(NamedTuple):
+    """A decoded image (3, side, side), top left in black, and its true height and width."""
+
+    pixels: np.ndarray
+    size: tuple[int, int]
+
+
+def decode_frame(path: Path, side: int) -> Frame:
+    pixels = np.full((side, side, 3), 7, dtype=np.uint8)
+    size = decode_to(path, pixels)
+    return Frame(pixels.transpose(2, 0, 1), size)
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from deepbregman.data.decoding import decode_frame, fit_size
+from deepbregman.data.decoding import fit_size
+
+from .conftest import decode_frame
 
 
 def _check(

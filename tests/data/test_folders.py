@@ -137,8 +137,8 @@ def test_links_are_followed_and_loops_are_not(tmp_path, save_picture):
     ("files", "parts"),
     [
         ([], ["no image in it"]),
-        (["notes.txt"], ["no image in it", "(1 other file)", ".jpeg"]),
-        ([".1.png", "a/.2.png", "notes.txt"], ["(3 other files, 2 of them hidden: their names"]),
+        (["notes.txt"], ["no image in it", "1 other file (1 .txt)", ".jpeg"]),
+        ([".1.png", "a/.2.png", "notes.txt"], ["3 other files (2 hidden .png, 1 .txt)"]),
         (["1.png", "train/2.png"], ["1 image beside sub-folders", "'train'"]),
         (["train/a/1.png", "train/b/1.png", "extra/c/1.png"], ["'extra'", "move the rest"]),
         (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deepbregman.data import Source, UnreadableImage, listings, open_source
-from deepbregman.data.decoding import decode_frame, read_size
+from deepbregman.data.decoding import measure_decoded, read_size
 from deepbregman.errors import UserError
 
 Save = Callable[..., np.ndarray]
@@ -26,10 +26,10 @@ def reads(tmp_path, monkeypatch) -> Counter[str]:
 
     def decoded(path: Path, side: int) -> object:
         counted["decoded"] += 1
-        return decode_frame(path, side)
+        return measure_decoded(path, side)
 
     monkeypatch.setattr(listings, "read_size", header)
-    monkeypatch.setattr(listings, "decode_frame", decoded)
+    monkeypatch.setattr(listings, "measure_decoded", decoded)
     monkeypatch.setattr(listings, "CACHED_FROM", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return counted

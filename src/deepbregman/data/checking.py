@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deepbregman.data.archives import open_archive, verify_checksums
 from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
-from deepbregman.data.decoding import UnreadableImage, decode_frame, read_size
+from deepbregman.data.decoding import UnreadableImage, measure_decoded, read_size
 from deepbregman.data.downloads import list_checksums
 from deepbregman.data.folders import (
     NOT_CLASSES,
@@ -141,7 +141,7 @@ def _check_images(path: Path, report: CheckReport, progress: ReportProgress) -> 
 
 def _decode_and_measure(path: ImagePlace) -> tuple[int, int]:
     """Decode an image; return its height and width as it is shown."""
-    shown_height, shown_width = decode_frame(path, _LARGEST_FRAME).size
+    shown_height, shown_width = measure_decoded(path, _LARGEST_FRAME)
     height, width = read_size(path)
     # The header has the size as stored. An upright photo may be stored lying, with a note (EXIF)
     # that decoding has followed.

@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from deepbregman.data.folders import HAS_AVIF, HAS_HEIF
+from deepbregman.data.folders import HAS_HEIF
 from deepbregman.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]
 
-_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF", "AVIF")
 _MAX_PIXELS = 89_478_485  # Pillow's own limit, a quarter of a GiB at three bytes a pixel
 _DRAFT_MARGIN = 2  # a JPEG is decoded at no less than twice the wanted size, then resampled
 _TRANSPOSE = {
@@ -40,13 +40,13 @@ _TRANSPOSE = {
 
 @functools.cache
 def _list_formats() -> tuple[str, ...]:
-    """Return the formats that can be read, including those of installed plug-ins.
+    """Return the formats that can be read, including that of the plug-in for HEIC.
 
     Nothing else is tried: a PostScript file named .jpg must not start an interpreter.
     """
     if HAS_HEIF:
         importlib.import_module("pillow_heif").register_heif_opener()
-    return (*_FORMATS, *(("AVIF",) if HAS_AVIF else ()), *(("HEIF",) if HAS_HEIF else ()))
+    return (*_FORMATS, "HEIF") if HAS_HEIF else _FORMATS
 
 
 class UnreadableImage(UserError):
@@ -54,14 +54,6 @@ class UnreadableImage(UserError):
 
     reason: str = ""
     """Why not, without the name."""
-
-
-class Frame(NamedTuple):
-    """A decoded image in its frame."""
-
-    pixels: Pixels
-    """(3, side, side), the image top left, zeros elsewhere."""
-    size: tuple[int, int]
 
 
 def fit_size(height: int, width: int, side: int) -> tuple[int, int]:
@@ -78,13 +70,6 @@ def read_size(path: "ImagePlace") -> tuple[int, int]:
         return image.height, image.width
 
 
-def decode_frame(path: "ImagePlace", side: int) -> Frame:
-    """Decode a file to RGB in a ``side`` by ``side`` frame of its own; see :func:`decode_to`."""
-    pixels = np.empty((side, side, 3), dtype=np.uint8)
-    size = decode_to(path, pixels)
-    return Frame(pixels.transpose(2, 0, 1), size)
-
-
 def decode_whole(path: Path) -> Pixels:
     """Decode a file to RGB (3, H, W) at its own size and as it is stored.
 
@@ -95,29 +80,40 @@ def decode_whole(path: Path) -> Pixels:
         return np.array(_to_rgb(image)).transpose(2, 0, 1)
 
 
-def decode_to(path: "ImagePlace", frame: Pixels) -> tuple[int, int]:
-    """Decode a file to RGB, top left in a frame whose rest becomes black.
+def decode_image(place: "ImagePlace", side: int) -> Pixels:
+    """Decode an image to RGB (H, W, 3), shrunk until its longer side is at most ``side``.
 
     The EXIF orientation is applied. Transparency is laid over white, 16-bit greys are scaled to
     8 bits, and an image of several pages or frames gives its first.
 
-    The frame is (side, side, 3), the order in which decoders give pixels, and stays untouched when
-    the file cannot be read. Returned are the height and width of the image in it.
-
     Raises:
-        UnreadableImage: When the file cannot be decoded in full.
+        UnreadableImage: When the image cannot be decoded in full.
     """
-    with _open_image(path) as image:
-        pixels = _decode_shrunk(image, len(frame))
+    with _open_image(place) as image:
+        pixels = _decode_shrunk(image, side)
         method = _TRANSPOSE.get(_read_orientation(image))
-        if method is not None:
-            turned = Image.fromarray(np.ascontiguousarray(pixels)).transpose(method)
-            pixels = np.asarray(turned)
-        height, width = pixels.shape[:2]
-        frame[:height, :width] = pixels
-        frame[:height, width:] = 0
-        frame[height:] = 0
-        return height, width
+        if method is None:
+            return pixels
+        return np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).transpose(method))
+
+
+def measure_decoded(place: "ImagePlace", side: int) -> tuple[int, int]:
+    """Decode an image as :func:`decode_image`, and return its height and width."""
+    height, width = decode_image(place, side).shape[:2]
+    return height, width
+
+
+def decode_to(place: "ImagePlace", frame: Pixels) -> tuple[int, int]:
+    """Decode an image, top left in a frame (side, side, 3) whose rest becomes black.
+
+    Returned are its height and width in the frame, which stays untouched when it cannot be read.
+    """
+    pixels = decode_image(place, len(frame))
+    height, width = pixels.shape[:2]
+    frame[:height, :width] = pixels
+    frame[:height, width:] = 0
+    frame[height:] = 0
+    return height, width
 
 
 def _decode_shrunk(image: Image.Image, side: int) -> Pixels:

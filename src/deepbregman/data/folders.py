@@ -14,18 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from PIL import features
-
 from deepbregman.errors import UserError, notify
 from deepbregman.terminal import count_words
 
-HAS_AVIF = "avif" in features.modules and features.check("avif") is True
 HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
-"""Whether Pillow can read AVIF, and whether its plug-in for HEIC, telephones' format, is there."""
+"""Whether Pillow's plug-in for HEIC, the format of telephones, is installed."""
 SUFFIXES = frozenset(
     {
-        *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"),
-        *((".avif",) if HAS_AVIF else ()),
+        *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif"),
         *((".heic", ".heif") if HAS_HEIF else ()),
     }
 )
@@ -122,11 +118,8 @@ def list_folder(folder: Path) -> Listing:
                 f"does not have ({quote_some(unknown)}); use the same names in both"
             )
     if not tree.here and not tree.groups:
-        hidden = sum(count for kind, count in tree.ignored.items() if kind.startswith("hidden"))
-        words = f", {hidden} of them hidden: their names begin with a dot; rename what is a photo"
         raise UserError(
-            f"data.source {str(folder)!r}: no image in it "
-            f"({count_words(tree.ignored.total(), 'other file')}{words if hidden else ''}); "
+            f"data.source {str(folder)!r}: no image in it, but {describe_ignored(tree.ignored)}; "
             f"images end in {' '.join(sorted(SUFFIXES))}{explain_ignored(tree.ignored)}"
         )
     train = _label(trees[0], classes)
@@ -138,21 +131,13 @@ def describe_ignored(ignored: Mapping[str, int]) -> str:
     """Count the files that are not images, in all and of each of the most frequent kinds."""
     kinds = sorted(ignored.items(), key=lambda kind: (-kind[1], kind[0]))
     named = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:6])
-    return f"{count_words(sum(ignored.values()), 'other file')} ({named})"
+    return count_words(sum(ignored.values()), "other file") + (f" ({named})" if named else "")
 
 
 def explain_ignored(ignored: Mapping[str, int]) -> str:
-    """Explain how to read photos in formats that need a plug-in; empty if there are none."""
-    missing = {
-        "pip install 'deepbregman[heic]'": (".heic", ".heif"),
-        "pip install 'pillow>=11.3'": (".avif",),
-    }
-    found = [
-        f"; to read {' and '.join(kinds)}: {fix}"
-        for fix, suffixes in missing.items()
-        if (kinds := [suffix for suffix in suffixes if suffix in ignored])
-    ]
-    return "".join(found)
+    """Explain how to read photos in HEIC, which need a plug-in; empty if there are none."""
+    kinds = [suffix for suffix in (".heic", ".heif") if suffix in ignored]
+    return f"; to read {' and '.join(kinds)}: pip install 'deepbregman[heic]'" if kinds else ""
 
 
 def has_image(folder: Path) -> bool:

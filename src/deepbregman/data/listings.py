@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepbregman.data.decoding import UnreadableImage, decode_frame, fit_size, read_size
+from deepbregman.data.decoding import UnreadableImage, fit_size, measure_decoded, read_size
 from deepbregman.data.folders import Files, Listing, quote_some
 from deepbregman.data.frames import Sizes, collect_sizes, map_files
 from deepbregman.data.images import (
@@ -186,19 +187,19 @@ def _leave_out_undecodable(split: Split, progress: Progress) -> tuple[Split, tup
     images = split.images
     if not isinstance(images, FileImages):
         return split, ()
-    sizes = map_files(lambda path: decode_frame(path, images.side).size, images.places, progress)
+    sizes = map_files(partial(measure_decoded, side=images.side), images.paths, progress)
     good = torch.tensor([not isinstance(size, UnreadableImage) for size in sizes], dtype=torch.bool)
     if good.all():
         return split, ()
     broken = (~good).nonzero().flatten().tolist()
-    names = images.places if split.names is None else split.names
+    names = images.paths if split.names is None else split.names
     return split.select(good.nonzero().flatten()), tuple(str(names[i]) for i in broken)
 
 
 def open_files(paths: Sequence[Path], *, image_size: int) -> FileImages:
     """Take single files as images, in the frames that a folder of them would have."""
     side = find_largest_side(image_size)
-    sizes = map_files(lambda path: decode_frame(path, side).size, paths)
+    sizes = map_files(partial(measure_decoded, side=side), paths)
     for path, size in zip(paths, sizes, strict=True):
         if isinstance(size, UnreadableImage):
             raise UserError(
@@ -239,7 +240,7 @@ def _check_files(
     if decodes:
         unknown = unknown[sizes[unknown, 0] > 0]
         results = map_files(
-            lambda path: decode_frame(path, side).size, [paths[i] for i in unknown], progress
+            partial(measure_decoded, side=side), [paths[i] for i in unknown], progress
         )
         broken = collect_sizes(results, skip_unreadable)[:, 0] == 0
         sizes[unknown[broken]] = 0

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepbregman.data.datasets import expand_home
-from deepbregman.data.decoding import decode_frame
+from deepbregman.data.decoding import decode_image
 from deepbregman.data.folders import Listing
 from deepbregman.data.labels import join_accents
 from deepbregman.errors import UserError, notify
@@ -191,14 +191,8 @@ class SearchIndex(NamedTuple):
         return Answer(self._image(row), hits)
 
     def _image(self, row: int) -> Image:
-        read = partial(_read_picture, Path(self.files[row]), self.side)
+        read = partial(decode_image, Path(self.files[row]), self.side)
         return Image(self.names[row], self.classes[row], read)
-
-
-def _read_picture(path: Path, side: int) -> Pixels:
-    frame = decode_frame(path, side)
-    height, width = frame.size
-    return np.ascontiguousarray(frame.pixels[:, :height, :width].transpose(1, 2, 0))
 
 
 def name_index(run: Run, listing: Listing, **options: object) -> str | None:
