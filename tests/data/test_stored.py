@@ -237,7 +237,7 @@ class TestTar:
         monkeypatch.setattr("deepbregman.data.shards._OPEN_FILES", 1)
         folder = write_shards(tmp_path / "shards")
         images = open_source(str(folder), image_size=8).train.images
-        store = images.places[0].store
+        store = images.paths[0].store
         assert isinstance(store, TarStore)
         copy = pickle.loads(pickle.dumps(store))
         assert [copy.read(index) for index in (0, 17, 1)] == [
@@ -262,7 +262,7 @@ class TestTar:
     @pytest.mark.parametrize(
         ("content", "words"),
         [
-            (b"\x1f\x8b and so on", "compressed with gzip.*uncompress it"),
+            (b"\x1f\x8b and so on", "cannot be read .*uncompress it"),
             (b"not a tar file at all" * 100, "cannot be read"),
         ],
     )
@@ -276,7 +276,6 @@ class TestTar:
         [
             ({"a.txt": b"words"}, "no image in"),
             ({"a.png": b"x", "a.cls": b"1", "b.png": b"x"}, "1 of 2 images have no .cls"),
-            ({"a.png": b"x", "a.cls": b"1" * 5000}, "too many for a class"),
         ],
     )
     def test_what_is_wrong_in_a_shard(self, tmp_path, members, words):
@@ -357,7 +356,7 @@ class TestParquet:
 
         refuse("0 columns may hold images .* of label", label=[1])
         refuse("2 columns may hold images", a=[b"x"], b=[b"y"])
-        refuse("1 labels for 2 images", image=[b"x", b"y"], label=[1, None])
+        refuse("a label is None", image=[b"x", b"y"], label=[1, None])
         refuse("below 0", image=[encode(PIXELS[0])], label=[-1])
         refuse(r"a label is \[1, 2\]: each image has one class", image=[b"x"], label=[[1, 2]])
         refuse(r"image 'train\[0\]': cannot be read .*the row has no bytes", image=[None, b"y"])

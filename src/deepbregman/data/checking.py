@@ -105,15 +105,13 @@ def _check_images(path: Path, report: CheckReport, progress: ReportProgress) -> 
     """Count the images of each class of a folder, a table or shards, and decode all of them."""
     found = index_stored(path) if is_stored(path) else list_images(path)
     places: list[ImagePlace] = []
-    for name, split in (("train", found.train), ("test", found.test)):
-        if split is None:
-            continue
+    for name, split in found.splits.items():
         if isinstance(split, StoredSplit):
             labels = None if split.labels is None else split.labels.tolist()
             mine: list[ImagePlace] = [StoredImage(split.store, i) for i in range(len(split.store))]
         else:
             labels, mine = split.labels, list(split.paths)
-        title = "images" if found.test is None else name
+        title = "images" if len(found.splits) == 1 else name
         _count_classes(title, len(mine), labels, found.classes, report)
         places += mine
     if isinstance(found, Listing):

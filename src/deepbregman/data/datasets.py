@@ -260,7 +260,7 @@ def has_labels(spec: str) -> bool:
     if dataset is not None:
         return True
     if is_stored(path):
-        return index_stored(path).train.labels is not None
+        return index_stored(path).splits["train"].labels is not None
     if path.suffix.lower() == ".npz":
         with open_npz(path) as arrays:
             test = "test" if "test_images" in arrays.keys else "val"  # as in open_archive
@@ -332,7 +332,7 @@ def typical_side(spec: str) -> int:
     if dataset is not None:
         return dataset.image_size
     if is_stored(path):
-        store = index_stored(path).train.store
+        store = index_stored(path).splits["train"].store
         return find_median_side(StoredImages(store, np.arange(len(store))))
     if not is_listed(path):
         with open_npz(path) as reader, reader.open("train_images") as (_, header):

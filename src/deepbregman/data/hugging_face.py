@@ -7,27 +7,18 @@ Needs no torch.
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from deepbregman.data.stored import HUB, LABELS, StoredData, StoredSplit, number_labels
+from deepbregman.data.stored import HUB, LABELS, Store, StoredData, StoredSplit, number_labels
 from deepbregman.errors import UserError, abbreviate
 
 
-class HuggingFaceStore:
+class HuggingFaceStore(Store):
     """The images of one split, encoded as they are stored."""
 
-    shards: npt.NDArray[np.int64] | None = None
-
     def __init__(self, rows: Any, column: str, name: str) -> None:
-        self._rows, self._column, self._name = rows, column, name
+        self._rows, self._column, self.title = rows, column, name
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    def name(self, index: int) -> str:
-        """Name an image by its place."""
-        return f"{self._name}[{index}]"
 
     def read(self, index: int) -> bytes:
         """Return an image as it is stored."""
@@ -59,22 +50,23 @@ def index_dataset(path: Path) -> StoredData:
             "train; save it with a split of this name, or give a split to data= in Python"
         )
     test = next((splits[name] for name in ("test", "validation", "val") if name in splits), None)
+    parts = {"train": train} if test is None else {"train": train, "test": test}
     image = _find_image_column(path, train, datasets)
     label = next((column for column in LABELS if column in train.column_names), None)
     names = getattr(train.features[label], "names", None) if label else None
-    parts = [part for part in (train, test) if part is not None]
-    texts = [None if label is None else list(part.with_format(None)[label]) for part in parts]
+    texts = [
+        None if label is None else list(part.with_format(None)[label]) for part in parts.values()
+    ]
     labels, classes = number_labels(texts, names)
     encoded = datasets.Image(decode=False)  # Pillow decodes images here as it does files
-    made = [
-        StoredSplit(
+    made = {
+        name: StoredSplit(
             HuggingFaceStore(part.select_columns([image]).cast_column(image, encoded), image, name),
             numbers,
         )
-        for part, numbers, name in zip(parts, labels, ("train", "test"), strict=False)
-    ]
-    name = path.as_posix().removeprefix(HUB)
-    return StoredData(name, made[0], made[1] if made[1:] else None, classes)
+        for (name, part), numbers in zip(parts.items(), labels, strict=True)
+    }
+    return StoredData(path.as_posix().removeprefix(HUB), made, classes)
 
 
 def _load(path: Path, datasets: Any) -> dict[str, Any]:

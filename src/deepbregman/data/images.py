@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from deepbregman.data.stored import Store
 from deepbregman.errors import UserError
 from deepbregman.terminal import count_words
 
@@ -56,27 +57,6 @@ class ArrayImages:
         """Return a copy of the images at ``indices``, int64 (M,), in that order."""
         sizes = None if self.sizes is None else self.sizes[indices]
         return ArrayImages(self.pixels[indices], sizes)
-
-
-class Store(Protocol):
-    """Holds many images that are not files of their own, such as the rows of a table."""
-
-    shards: npt.NDArray[np.int64] | None
-    """(N,) the part of the store that each image lies in, where parts are best read in turn."""
-
-    def __len__(self) -> int: ...
-
-    def name(self, index: int) -> str:
-        """Name an image, for errors and lists."""
-        ...
-
-    def read(self, index: int) -> bytes | Image.Image:
-        """Return an image, encoded as in a file, or decoded."""
-        ...
-
-    def identity(self) -> str:
-        """Return a text that changes when any of the images does."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -158,11 +138,6 @@ class FileImages:
         return len(self.paths)
 
     @property
-    def places(self) -> Sequence[ImagePlace]:
-        """Location of each image."""
-        return self.paths
-
-    @property
     def frame(self) -> tuple[int, int]:
         """Height and width of the frame of every image."""
         return self.side, self.side
@@ -211,8 +186,8 @@ def group_identical(*parts: Images) -> list[list[int]]:
     digests: list[Callable[[], bytes]] = []
     for images in parts:
         if isinstance(images, FileImages):
-            sizes += map(count_bytes, images.places)
-            digests += (partial(digest_content, place) for place in images.places)
+            sizes += map(count_bytes, images.paths)
+            digests += (partial(digest_content, place) for place in images.paths)
             continue
         for pixels, (height, width) in zip(
             images.pixels, images.true_sizes().tolist(), strict=True

@@ -26,12 +26,11 @@ from deepbregman.data.images import (
     Progress,
     Source,
     Split,
-    Store,
     StoredImages,
     spread_places,
 )
 from deepbregman.data.splits import grouped_split, stratified_split
-from deepbregman.data.stored import StoredData
+from deepbregman.data.stored import Store, StoredData
 from deepbregman.errors import UserError
 from deepbregman.files import digest, digest_files, find_user_cache, replace_file
 from deepbregman.terminal import count_words, ignore_progress
@@ -104,10 +103,9 @@ def open_stored(
     A sample of the images is looked at. With ``skip_unreadable`` and up to 20,000 images every one
     is decoded, and those that cannot be are left out.
     """
-    parts = [part for part in (data.train, data.test) if part is not None]
-    splits: list[Split] = []
+    splits: dict[str, Split] = {}
     skipped: tuple[str, ...] = ()
-    for part in parts:
+    for name, part in data.splits.items():
         images = frame_store(part.store, image_size, skip_unreadable)
         labels = None if part.labels is None else torch.from_numpy(part.labels)
         split = Split(images, labels, part.names)
@@ -115,10 +113,10 @@ def open_stored(
             split, broken = _leave_out_undecodable(split, progress)
             skipped += broken
         if len(split) == 0:
-            name, count = part.store.name(0), len(part.store)
-            raise UserError(f"none of the {count} images of {name!r} can be read")
-        splits.append(split)
-    train, test = ensure_test_split(splits[0], splits[1] if splits[1:] else None)
+            first, count = part.store.name(0), len(part.store)
+            raise UserError(f"none of the {count} images of {first!r} can be read")
+        splits[name] = split
+    train, test = ensure_test_split(splits["train"], splits.get("test"))
     return Source(data.name, train, test, classes=data.classes, skipped=skipped)
 
 

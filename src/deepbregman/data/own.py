@@ -23,7 +23,7 @@ from deepbregman.data.images import (
     spread_places,
 )
 from deepbregman.data.listings import ensure_test_split, find_median_side, frame_store
-from deepbregman.data.stored import IMAGES, LABELS, number_labels
+from deepbregman.data.stored import IMAGES, LABELS, Store, number_labels
 from deepbregman.errors import UserError, abbreviate
 
 OWN = "custom"
@@ -33,7 +33,7 @@ _READ_TWICE = 8  # images of a dataset; a flip of one in two is missed once in 2
 RULE = "images are uint8: (N, 3, H, W), (N, 1, H, W), (N, H, W, 3), (N, H, W, 1) or (N, H, W)"
 
 
-class DatasetStore:
+class DatasetStore(Store):
     """The images of a map-style dataset: ``len(dataset)`` and ``dataset[i]``.
 
     An item is an image, or a tuple or list that begins with one, or a dict with ``image``. The
@@ -41,18 +41,13 @@ class DatasetStore:
     (H, W, 1) or (H, W).
     """
 
-    shards: npt.NDArray[np.int64] | None = None
     advice = "mend the dataset, or leave the item out with torch.utils.data.Subset"
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+        self.dataset, self.title = dataset, type(dataset).__name__
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    def name(self, index: int) -> str:
-        """Name an image by its place."""
-        return f"{type(self.dataset).__name__}[{index}]"
 
     def read(self, index: int) -> Image.Image:
         """Return an image, decoded; one thread at a time, which few datasets are made for more."""
@@ -309,4 +304,4 @@ def to_labels(values: Any, count: int, what: str) -> Tensor | None:
 def find_own_side(data: Any) -> int:
     """Return the median of the shorter sides of images of the user's own, in pixels."""
     images, _ = _open_part(data, None, 10_000)
-    return min(images.frame) if isinstance(images, ArrayImages) else find_median_side(images.places)
+    return min(images.frame) if isinstance(images, ArrayImages) else find_median_side(images.paths)

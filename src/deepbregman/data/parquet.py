@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from deepbregman.data.memory import find_free_memory
 from deepbregman.data.stored import (
     IMAGES,
     LABELS,
+    Store,
     StoredData,
     StoredSplit,
     group_by_split,
@@ -27,23 +27,17 @@ from deepbregman.files import digest_files
 from deepbregman.launching import find_process
 
 
-class ParquetStore:
+class ParquetStore(Store):
     """The images of some tables, encoded, in memory that worker processes share."""
-
-    shards: npt.NDArray[np.int64] | None = None
 
     def __init__(self, paths: Sequence[Path], chunks: Sequence[Any], name: str) -> None:
         self.paths = tuple(paths)
         self._chunks = chunks
         self._ends = np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
-        self._name = name
+        self.title = name
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
-
-    def name(self, index: int) -> str:
-        """Name an image by its place."""
-        return f"{self._name}[{index}]"
 
     def read(self, index: int) -> bytes:
         """Return an image as it is stored."""
@@ -67,11 +61,11 @@ def index_parquet(path: Path) -> StoredData:
     read = {name: _read_tables(files, name) for name, files in groups.items()}
     names = next((found for _, _, found in read.values() if found), None)
     labels, classes = number_labels([texts for _, texts, _ in read.values()], names)
-    splits = [
-        StoredSplit(store, numbers)
-        for (store, _, _), numbers in zip(read.values(), labels, strict=True)
-    ]
-    return StoredData(path.resolve().stem, splits[0], splits[1] if splits[1:] else None, classes)
+    splits = {
+        name: StoredSplit(store, numbers)
+        for (name, (store, _, _)), numbers in zip(read.items(), labels, strict=True)
+    }
+    return StoredData(path.resolve().stem, splits, classes)
 
 
 def _import_pyarrow() -> Any:
@@ -104,7 +98,7 @@ def _explain_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def find_image_column(schema: Any, path: Path) -> str:
+def _find_image_column(schema: Any, path: Path) -> str:
     """Return the name of the column of images: bytes, or a struct that has ``bytes``."""
     arrow = _import_pyarrow()
     good = []
@@ -126,23 +120,12 @@ def find_image_column(schema: Any, path: Path) -> str:
 
 def _require_room(path: Path, files: Sequence[Path]) -> None:
     """Refuse tables that do not fit into memory, before any is read."""
-    needed = 0
-    for file in files:
-        table = _open(file)
-        column = find_image_column(table.schema_arrow, file)
-        for group in range(table.metadata.num_row_groups):
-            parts = table.metadata.row_group(group)
-            chunks = (parts.column(i) for i in range(parts.num_columns))
-            needed += sum(
-                chunk.total_uncompressed_size
-                for chunk in chunks
-                if chunk.path_in_schema.split(".")[0] == column
-            )
+    needed = sum(file.stat().st_size for file in files)
     processes = find_process().local_processes
     free = find_free_memory()
     if needed * processes > 0.8 * free:
         raise UserError(
-            f"data.source {str(path)!r}: its images take {needed / 1e9:.1f} GB of memory in each "
+            f"data.source {str(path)!r}: they take {needed / 1e9:.1f} GB of memory in each "
             f"of {processes} processes and {free / 1e9:.1f} GB are free; write tar shards, which "
             "stay on the disk, or give it as a Hugging Face dataset, hf:PATH"
         )
@@ -159,7 +142,7 @@ def _read_tables(
     for path in paths:
         table = _open(path)
         schema = table.schema_arrow
-        image = find_image_column(schema, path)
+        image = _find_image_column(schema, path)
         label = next((column for column in LABELS if column in schema.names), None)
         columns = [image] if label is None else [image, label]
         with _explain_damage(path):
@@ -173,10 +156,10 @@ def _read_tables(
     store = ParquetStore(paths, [chunk for chunk in chunks if len(chunk)], name)
     if not len(store):
         raise UserError(f"data.source: no row in {', '.join(map(str, paths[:3]))}")
-    if labels and (len(labels) != len(store) or any(label is None for label in labels)):
+    if labels and len(labels) != len(store):
         raise UserError(
-            f"{name}: {sum(label is not None for label in labels)} labels for {len(store)} images; "
-            "give one to each, or leave the column out"
+            f"{name}: {len(labels)} labels for {len(store)} images; give one to each, or leave the "
+            "column out"
         )
     return store, labels or None, names
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from deepbregman.data.folders import SUFFIXES, quote_some
 from deepbregman.data.stored import (
+    Store,
     StoredData,
     StoredSplit,
     group_by_split,
@@ -30,8 +31,6 @@ from deepbregman.files import digest_files, find_user_cache, replace_file
 
 _OPEN_FILES = 64
 _READ_AHEAD = 8 << 20  # bytes that the system is asked to read in one piece
-_LARGEST_LABEL = 4096  # bytes of a .cls file
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd"}
 
 
 class Index(NamedTuple):
@@ -46,7 +45,7 @@ class Index(NamedTuple):
     """The text of each .cls file."""
 
 
-class TarStore:
+class TarStore(Store):
     """The images of some shards.
 
     Training reads shards in turn (``shards``), each image by its place. Where the system allows it,
@@ -57,7 +56,7 @@ class TarStore:
     def __init__(self, paths: Sequence[Path], index: Index) -> None:
         self.paths = tuple(paths)
         self._index = index
-        self.shards: npt.NDArray[np.int64] | None = index.shards
+        self.shards = index.shards
         self._files: OrderedDict[int, int] = OrderedDict()
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -122,11 +121,13 @@ def index_shards(path: Path) -> StoredData:
     found = {name: read_index(files) for name, files in groups.items()}
     texts = [None if index.labels is None else _to_labels(index.labels) for index in found.values()]
     labels, classes = number_labels(texts)
-    splits = [
-        StoredSplit(TarStore(groups[name], index), numbers, _name_images(path, groups[name], index))
+    splits = {
+        name: StoredSplit(
+            TarStore(groups[name], index), numbers, _name_images(path, groups[name], index)
+        )
         for (name, index), numbers in zip(found.items(), labels, strict=True)
-    ]
-    return StoredData(path.resolve().stem, splits[0], splits[1] if splits[1:] else None, classes)
+    }
+    return StoredData(path.resolve().stem, splits, classes)
 
 
 def _name_images(path: Path, shards: Sequence[Path], index: Index) -> tuple[str, ...]:
@@ -196,11 +197,15 @@ def _read_shard(path: Path) -> Iterator[tuple[str, int, int, str | None]]:
                 if f".{extension.rpartition('.')[2].lower()}" in SUFFIXES:
                     waiting.append((member.name, member.offset_data, member.size))
                 elif extension.lower() == "cls":
-                    label = _read_label(file, member, path)
+                    content = os.pread(file.fileno(), member.size, member.offset_data)
+                    label = content.decode("utf-8", "replace").strip()
             yield from ((*image, label) for image in waiting)
             _check_end(file, archive)
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise UserError(f"shard {str(path)!r}: cannot be read ({_explain(path, error)})") from error
+        raise UserError(
+            f"shard {str(path)!r}: cannot be read ({abbreviate(str(error))}); copy it again; if "
+            "it is compressed, uncompress it, since no image can be found in it without reading all"
+        ) from error
 
 
 def _check_end(file: IO[bytes], archive: tarfile.TarFile) -> None:
@@ -221,26 +226,6 @@ def _check_end(file: IO[bytes], archive: tarfile.TarFile) -> None:
                 f"something follows its end at byte {end:,}: a block was lost, or two archives "
                 "were joined, so that images are lost"
             )
-
-
-def _read_label(file: IO[bytes], member: tarfile.TarInfo, path: Path) -> str:
-    if member.size > _LARGEST_LABEL:
-        raise UserError(
-            f"shard {str(path)!r}: {member.name} has {member.size:,} bytes, too many for a class"
-        )
-    content = os.pread(file.fileno(), member.size, member.offset_data)
-    return content.decode("utf-8", "replace").strip()
-
-
-def _explain(path: Path, error: Exception) -> str:
-    with suppress(OSError), path.open("rb") as file:
-        kind = _COMPRESSED.get(file.read(2))
-        if kind is not None:
-            return (
-                f"it is compressed with {kind}, and images cannot be found in it without reading "
-                "all: uncompress it, which costs little since images are compressed themselves"
-            )
-    return f"{abbreviate(str(error))}; copy it again"
 
 
 def _cache_file(paths: Sequence[Path]) -> Path | None:

@@ -4,12 +4,14 @@
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from deepbregman.data.folders import quote_some
 from deepbregman.errors import UserError, abbreviate
@@ -20,18 +22,42 @@ IMAGES = ("image", "img", "images", "picture")
 """Names of a column, or of a key, of images."""
 LABELS = ("label", "labels", "target", "fine_label", "class")
 """Names of a column, or of a key, of labels; the first that is there."""
-_SPLIT_WORDS = {
+SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),
 }
+"""The split by the words for it in a table, or in the name of a file or a folder."""
+
+
+class Store(ABC):
+    """Holds many images that are not files of their own, such as the rows of a table."""
+
+    title: str
+    """What they are the rows of, for errors and lists."""
+    shards: npt.NDArray[np.int64] | None = None
+    """(N,) the part of the store that each image lies in, where parts are best read in turn."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """Name an image, for errors and lists."""
+        return f"{self.title}[{index}]"
+
+    @abstractmethod
+    def read(self, index: int) -> bytes | Image.Image:
+        """Return an image, encoded as in a file, or decoded."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Return a text that changes when any of the images does."""
 
 
 class StoredSplit(NamedTuple):
     """The images of one split, not decoded."""
 
-    store: Any
-    """A :class:`~deepbregman.data.images.Store`."""
+    store: Store
     labels: npt.NDArray[np.int64] | None
     names: tuple[str, ...] | None = None
 
@@ -40,8 +66,8 @@ class StoredData(NamedTuple):
     """The index of a dataset."""
 
     name: str
-    train: StoredSplit
-    test: StoredSplit | None
+    splits: dict[str, StoredSplit]
+    """``train``, and ``test`` where there is one."""
     classes: tuple[str, ...] | None
 
 
@@ -68,9 +94,7 @@ def group_by_split(path: Path, parts: Sequence[Path]) -> dict[str, list[Path]]:
     groups: dict[str, list[Path]] = {}
     for part in parts:
         inside = part.relative_to(path).as_posix() if path.is_dir() else part.name
-        words = [
-            _SPLIT_WORDS[w] for w in re.split(r"[-_./ ]+", inside.lower()) if w in _SPLIT_WORDS
-        ]
+        words = [SPLIT_WORDS[w] for w in re.split(r"[-_./ ]+", inside.lower()) if w in SPLIT_WORDS]
         groups.setdefault(words[0] if words else "", []).append(part)
     unnamed = groups.pop("", [])
     if unnamed and groups:

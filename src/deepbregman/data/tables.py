@@ -13,12 +13,9 @@ from deepbregman.data.labels import (
     join_accents,
     read_table,
 )
+from deepbregman.data.stored import SPLIT_WORDS
 from deepbregman.errors import UserError, notify
 
-SPLITS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
-    ("val", "valid", "validation"), "val"
-)
-"""The split by the words that a table may use for it."""
 TABLE_SUFFIX = ".csv"
 
 
@@ -104,10 +101,10 @@ def _find_images(table: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _read_split(word: str, where: str) -> str:
-    split = SPLITS.get(word.lower()) if word else "train"
+    split = SPLIT_WORDS.get(word.lower()) if word else "train"
     if split is None:
         raise UserError(
-            f"{where}: the column split says {word!r}; write one of {', '.join(SPLITS)}, or "
+            f"{where}: the column split says {word!r}; write one of {', '.join(SPLIT_WORDS)}, or "
             "leave the column out"
         )
     return split

@@ -138,7 +138,7 @@ def find_duplicates(
     sizes = None
     files = [part for part in images if isinstance(part, FileImages)]
     if len(files) == len(images):
-        places = [place for part in files for place in part.places]
+        places = [place for part in files for place in part.paths]
         sizes = {i: count_bytes(places[i]) for group in groups for i in group}
         lengths = [len(name.rpartition("/")[2]) for name in names]  # a copy's is longer: "a (1)"
         # Who keeps the first and deletes the others must not be left with a link to nothing.
