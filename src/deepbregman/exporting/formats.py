@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.config import Config, to_toml
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, first_line
 from deepbregman.files import Record
 from deepbregman.method.networks import TIMM, Encoder, create_timm
 from deepbregman.method.resnet import ResNet
@@ -229,8 +229,6 @@ def to_detectron2(source: TrainedEncoder) -> Content:
 
 # ONNX: the whole encoder as a graph, normalisation inside, for any number of images at a time.
 
-ONNX_LARGEST = 2**31
-"""Bytes of the largest protocol-buffer message, and so of an ONNX file with its weights inside."""
 ONNX_BATCH_SIZES = (1, 5)
 ONNX_TOLERANCE = 1e-4
 """Largest accepted difference, as a share of the largest feature (or of 1)."""
@@ -241,12 +239,6 @@ def to_onnx(source: TrainedEncoder) -> Content:
     import onnx
 
     encoder, size = source.encoder, source.config.data.image_size
-    num_bytes = sum(t.numel() * t.element_size() for t in encoder.state_dict().values())
-    if num_bytes >= ONNX_LARGEST:
-        raise UserError(
-            f"--format onnx holds 2 GB of weights in one file, and this encoder has "
-            f"{num_bytes / 2**30:.1f} GB: export it as safetensors"
-        )
     with _refuse_onnx_failures("torch's exporter"):
         graph = _trace_onnx(encoder, size)
     with _refuse_onnx_failures("the check of the graph"):
@@ -277,10 +269,9 @@ def _refuse_onnx_failures(what: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        reason = next(iter(str(error.__cause__ or error).strip().splitlines()), "")
         raise UserError(
             f"--format onnx cannot hold this encoder: {what} fails "
-            f"({reason or type(error).__name__}); export it as safetensors"
+            f"({first_line(error.__cause__ or error)}); export it as safetensors"
         ) from None
 
 
