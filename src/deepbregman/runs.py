@@ -446,9 +446,6 @@ class Run:
 
 def _rename_speed(record: Record) -> Record:
     """Rename the speed in older records, which call views per second ``images_per_second``."""
-    if "views_per_second" in record or "images_per_second" not in record:
-        return record
-    return {
-        "views_per_second" if name == "images_per_second" else name: value
-        for name, value in record.items()
-    }
+    if "views_per_second" not in record and "images_per_second" in record:
+        record["views_per_second"] = record.pop("images_per_second")
+    return record

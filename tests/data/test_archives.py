@@ -73,7 +73,7 @@ def test_reading_in_pieces_changes_nothing(tmp_path, monkeypatch):
         ({"train_images": GREY, "train_labels": LABELS.astype(float)}, ["float64", "integers"]),
         (
             {"train_images": GREY, "train_labels": np.ones((5, 14), int)},
-            ["train_labels", "(5, 14)", "several labels an image", "ChestMNIST"],
+            ["train_labels", "(5, 14)", "one class an image", "ChestMNIST"],
         ),
         (
             {"train_images": np.zeros((5, 28, 28, 28), np.uint8)},

@@ -152,13 +152,11 @@ def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
     problem = None
     if labels.dtype.kind not in "iu":
         problem = f"is of type {labels.dtype}: labels are integers; convert them"
-    elif labels.ndim == 2 and labels.shape[1] > 1:
+    elif labels.shape not in ((labels.size,), (labels.size, 1)):
         problem = (
-            f"has shape {labels.shape}: several labels an image, as in ChestMNIST, but an image "
-            "has one class here; leave the labels out to pretrain, and evaluate on another source"
+            f"has shape {labels.shape}: labels are (N,) or (N, 1), one class an image; leave "
+            "several labels an image, as in ChestMNIST, out to pretrain"
         )
-    elif labels.shape != (labels.size,) and labels.shape != (labels.size, 1):
-        problem = f"has shape {labels.shape}: labels are (N,) or (N, 1), one class an image"
     elif len(labels) != num_images:
         problem = f"has {len(labels)} labels for {num_images} images: give one for each"
     elif labels.min() < 0:

@@ -72,7 +72,7 @@ class ResidentBatches:
         self.skipped: frozenset[int] = frozenset()
         """The indices of unreadable files that others have replaced."""
         if isinstance(images, FileImages):
-            images, self.skipped = _decode_all(images, device, skip_unreadable)
+            images, self.skipped = _decode_to_device(images, device, skip_unreadable)
         self._pixels = images.pixels.to(device)
         self._sizes = None if images.sizes is None else images.sizes.to(device)
         self._device = device
@@ -89,7 +89,7 @@ class ResidentBatches:
             yield Batch(self._pixels.index_select(0, indices), sizes)
 
 
-def _decode_all(
+def _decode_to_device(
     images: FileImages, device: torch.device, skip_unreadable: bool
 ) -> tuple[ArrayImages, frozenset[int]]:
     """Decode files piece by piece straight into the memory of the device."""

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +114,11 @@ def _read_stl10(folder: Path, name: str) -> Split:
 @contextmanager
 def _explain_failure(name: str, root: Path, base_folder: str, url: str) -> Iterator[None]:
     """Limit the wait for the network, and explain what to do if files are missing or damaged."""
-    existed, timeout = root.exists(), socket.getdefaulttimeout()
+    timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_NETWORK_TIMEOUT)
     try:
         yield
     except Exception as error:  # the network, the disk, the archive, the checksum
-        if not existed:
-            with suppress(OSError):
-                root.rmdir()  # only where the failed download left it empty
         folder, reason = str(root / base_folder), str(error) or type(error).__name__
         raise UserError(
             f"data.source {name!r}: no whole copy of its files in {folder!r}"
