@@ -233,6 +233,12 @@ class TestTar:
         with pytest.raises(TypeError):  # another time: it is read anew
             read_index([path])
 
+    def test_names_that_are_no_text_are_kept_as_they_are(self, tmp_path):
+        """Else a run on them would not resume: its images would seem to be others."""
+        path = write_tar(tmp_path / "all.tar", {"caf\udce9.png": b"x", "a\nb.png": b"x"})
+        names = ["all.tar/caf\udce9.png", "all.tar/a\nb.png"]
+        assert read_index([path]).names == read_index([path]).names == names
+
     def test_a_store_survives_pickling_and_many_shards(self, tmp_path, monkeypatch):
         monkeypatch.setattr("deepbregman.data.shards._OPEN_FILES", 1)
         folder = write_shards(tmp_path / "shards")

@@ -5,6 +5,7 @@ The index makes every promise of a folder of files hold: order, exact resume, an
 processes and workers. Needs no torch.
 """
 
+import json
 import os
 import tarfile
 import threading
@@ -12,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -236,29 +237,21 @@ def _cache_file(paths: Sequence[Path]) -> Path | None:
 
 
 def _load_index(cache: Path) -> Index | None:
-    with suppress(OSError, ValueError, EOFError, KeyError):
-        with np.load(cache, allow_pickle=False) as arrays:
-            names = arrays["names"].tobytes().decode().split("\n")
-            columns: list[Any] = [arrays[part] for part in ("shards", "offsets", "sizes")]
-            texts = arrays["labels"].tobytes().decode().split("\n") if "labels" in arrays else None
-        lengths = {len(column) for column in (names, *columns)}
-        lengths |= set() if texts is None else {len(texts)}
-        if len(lengths) == 1 and all(column.dtype == np.int64 for column in columns):
-            return Index(names, columns[0], columns[1], columns[2], texts)
+    with (
+        suppress(OSError, ValueError, EOFError, KeyError),
+        np.load(cache, allow_pickle=False) as arrays,
+    ):
+        names, labels = json.loads(arrays["texts"].tobytes())
+        return Index(names, arrays["shards"], arrays["offsets"], arrays["sizes"], labels)
     return None
 
 
 def _save_index(cache: Path, index: Index) -> None:
     """Keep an index for the next time; if that fails, do without."""
-    texts = {"names": index.names} | ({} if index.labels is None else {"labels": index.labels})
-    if any("\n" in text for column in texts.values() for text in column):
-        return
-    arrays: dict[str, Any] = {
-        name: np.frombuffer("\n".join(column).encode("utf-8", "replace"), dtype=np.uint8)
-        for name, column in texts.items()
-    }
-    arrays |= {"shards": index.shards, "offsets": index.offsets, "sizes": index.sizes}
+    texts = np.frombuffer(json.dumps([index.names, index.labels]).encode(), dtype=np.uint8)
     with suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(cache) as file:
-            np.savez(file, **arrays)
+            np.savez(
+                file, texts=texts, shards=index.shards, offsets=index.offsets, sizes=index.sizes
+            )
