@@ -90,16 +90,14 @@ def _read_images(reader: NpzReader, key: str) -> Tensor:
     """Read an array of images piece by piece, or map it, as a uint8 (N, 3, H, W) tensor."""
     with reader.open(key) as (stream, header):
         shape = header.shape
-        rule = "images are uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3)"
-        if header.dtype != np.uint8:
-            raise reader.error(key, f"is of type {header.dtype}, but {rule}; convert it")
-        if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-            raise reader.error(key, f"has shape {shape}, but {rule}; reshape or transpose it")
-        if 0 in shape:
-            raise reader.error(key, f"has shape {shape}: there is no image in it")
-        if header.fortran_order:
-            words = "is stored in Fortran order; save numpy.ascontiguousarray of it"
-            raise reader.error(key, words)
+        is_image = len(shape) in (3, 4) and shape[3:] in ((), (1,), (3,)) and 0 not in shape
+        if header.dtype != np.uint8 or not is_image or header.fortran_order:
+            order = " in Fortran order" if header.fortran_order else ""
+            raise reader.error(
+                key,
+                f"is of type {header.dtype} and shape {shape}{order}: images are uint8 (N, H, W), "
+                "(N, H, W, 1) or (N, H, W, 3), at least one, in C order; convert or reshape it",
+            )
         num_images, height, width = shape[:3]
         item = (height, width, shape[3] if len(shape) == 4 else 1)
         item_bytes = item[0] * item[1] * item[2]
@@ -150,12 +148,11 @@ def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
     """Read labels as int64 (N,)."""
     labels = reader.read(key)
     problem = None
-    if labels.dtype.kind not in "iu":
-        problem = f"is of type {labels.dtype}: labels are integers; convert them"
-    elif labels.shape not in ((labels.size,), (labels.size, 1)):
+    if labels.dtype.kind not in "iu" or labels.shape not in ((labels.size,), (labels.size, 1)):
         problem = (
-            f"has shape {labels.shape}: labels are (N,) or (N, 1), one class an image; leave "
-            "several labels an image, as in ChestMNIST, out to pretrain"
+            f"is of type {labels.dtype} and shape {labels.shape}: labels are integers, (N,) or "
+            "(N, 1), one class an image; convert them, or leave them out if an image has "
+            "several, as in ChestMNIST"
         )
     elif len(labels) != num_images:
         problem = f"has {len(labels)} labels for {num_images} images: give one for each"
