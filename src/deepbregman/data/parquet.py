@@ -4,8 +4,7 @@ The encoded images are held in memory, so that each is at hand in any order. Nee
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +79,6 @@ def _import_pyarrow() -> Any:
     return pyarrow
 
 
-def _open(path: Path) -> Any:
-    with _explain_damage(path):
-        return _import_pyarrow().parquet.ParquetFile(path)
-
-
-@contextmanager
-def _explain_damage(path: Path) -> Iterator[None]:
-    """Explain what to do with a table that cannot be read."""
-    arrow = _import_pyarrow()
-    try:
-        yield
-    except (OSError, arrow.ArrowException) as error:
-        raise UserError(
-            f"table {str(path)!r}: cannot be read ({abbreviate(str(error))}); write or copy it "
-            "again"
-        ) from error
-
-
 def _find_image_column(schema: Any, path: Path) -> str:
     """Return the name of the column of images: bytes, or a struct that has ``bytes``."""
     arrow = _import_pyarrow()
@@ -125,9 +106,9 @@ def _require_room(path: Path, files: Sequence[Path]) -> None:
     free = find_free_memory()
     if needed * processes > 0.8 * free:
         raise UserError(
-            f"data.source {str(path)!r}: they take {needed / 1e9:.1f} GB of memory in each "
-            f"of {processes} processes and {free / 1e9:.1f} GB are free; write tar shards, which "
-            "stay on the disk, or give it as a Hugging Face dataset, hf:PATH"
+            f"data.source {str(path)!r}: the tables take {needed / 1e9:.1f} GB of memory in "
+            f"each of {processes} processes and {free / 1e9:.1f} GB are free; write tar shards, "
+            "which stay on the disk, or give it as a Hugging Face dataset, hf:PATH"
         )
 
 
@@ -140,13 +121,18 @@ def _read_tables(
     labels: list[str | int] = []
     names: list[str] | None = None
     for path in paths:
-        table = _open(path)
-        schema = table.schema_arrow
-        image = _find_image_column(schema, path)
-        label = next((column for column in LABELS if column in schema.names), None)
-        columns = [image] if label is None else [image, label]
-        with _explain_damage(path):
+        try:
+            table = arrow.parquet.ParquetFile(path)
+            schema = table.schema_arrow
+            image = _find_image_column(schema, path)
+            label = next((column for column in LABELS if column in schema.names), None)
+            columns = [image] if label is None else [image, label]
             read = table.read(columns=columns, use_threads=False)
+        except (OSError, arrow.ArrowException) as error:
+            raise UserError(
+                f"table {str(path)!r}: cannot be read ({abbreviate(str(error))}); write or copy it "
+                "again"
+            ) from error
         for chunk in read[image].chunks:
             whole = arrow.types.is_struct(chunk.type)
             chunks.append(arrow.compute.struct_field(chunk, "bytes") if whole else chunk)
