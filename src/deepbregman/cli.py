@@ -156,7 +156,7 @@ def _for_command_line(
         with contextlib.ExitStack() as stack:
             if command in IN_ONE_PROCESS:
                 require_one_process(command)
-            # A process that waits for others would not see it.
+            # One of several processes mostly waits for the others, where the handler cannot run.
             if find_process().processes == 1:
                 stack.enter_context(handle_signals([signal.SIGTERM], take_as_ctrl_c))
             if "console" in signature.parameters:

@@ -26,7 +26,8 @@ GRACE_SECONDS = 15.0
 LAUNCHER = "DEEPBREGMAN_LAUNCHER"
 """Environment variable that holds the process id of our launcher in the processes it started."""
 ANNOUNCEMENTS = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-"""A terminal that closes, and the time limit of a job: batch systems send one of the others."""
+"""Signals that announce an end: SIGHUP, when a terminal closes, and the others, of which batch
+systems send one before a job's time limit."""
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _POLL_SECONDS = 0.1
 

@@ -68,7 +68,7 @@ CHANGEABLE = frozenset(
 )
 """Fields that a resumed run may change: they do not affect what is trained.
 
-Where data.skip_unreadable changes which images there are, the run is refused because of these.
+If data.skip_unreadable changes which images are trained on, the run is refused for that.
 """
 _METRICS = {"verdict": str, "reason": str, "stopped": str, ...: float}
 _START = {

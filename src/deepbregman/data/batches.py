@@ -341,7 +341,7 @@ def _hand_over(batch: Batch, arrived: torch.cuda.Event) -> Batch:
 
 
 def _release(loader: DataLoader[_Decoded], slots: FrameSlots) -> None:
-    """Give up the reference to the loader, whose workers end with it."""
+    """Drop the last reference to the loader, which ends its workers, and free the slots."""
     slots.release()
 
 

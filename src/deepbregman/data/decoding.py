@@ -156,7 +156,7 @@ def _decode_jpeg(image: Image.Image) -> Pixels | None:
 def _has_fast_kernel() -> bool:
     """Whether torch shrinks bytes faster than Pillow: on ARM it takes three times as long.
 
-    It is not loaded for this, which takes far longer; networks never see an image without it.
+    torch is not loaded for this, which would take far longer than to shrink some images by Pillow.
     """
     torch = sys.modules.get("torch")
     return torch is not None and torch.backends.cpu.get_cpu_capability().startswith("AVX")
@@ -167,7 +167,7 @@ def _shrink(image: Image.Image | Pixels, target: tuple[int, int]) -> Pixels:
     size = (image.height, image.width) if isinstance(image, Image.Image) else image.shape[:2]
     if size == target:
         return np.asarray(image)
-    if 1 in target or not _has_fast_kernel():  # torch's repeats the first pixel on some CPUs
+    if 1 in target or not _has_fast_kernel():  # torch's kernel repeats the first pixel on some CPUs
         picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
         return np.asarray(picture.resize((target[1], target[0]), Image.Resampling.BILINEAR))
     import torch

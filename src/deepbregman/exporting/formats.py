@@ -80,9 +80,6 @@ def _serialise(content: object) -> bytes:
     return buffer.getvalue()
 
 
-# safetensors: the whole encoder and its configuration, for this library.
-
-
 def to_safetensors(source: TrainedEncoder) -> Content:
     """Write the whole encoder, its configuration beside the tensors, for this library."""
     metadata = {"format": "pt", "deepbregman": json.dumps(source.record)}
@@ -96,8 +93,6 @@ def to_safetensors(source: TrainedEncoder) -> Content:
     )
     return Content(data, usage)
 
-
-# torchvision and timm: the trunk's tensors under the names of these libraries.
 
 THUMBNAIL_STEM = (
     "model.conv1 = torch.nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)\n"
@@ -171,8 +166,6 @@ def _describe_pixels(source: TrainedEncoder) -> str:
     )
 
 
-# detectron2: a ResNet under the names of its backbone, for MODEL.WEIGHTS.
-
 DETECTRON2_DEPTHS = {"resnet50": 50, "resnet101": 101}
 _DETECTRON2_NAMES = (
     (re.compile(r"^(conv1|bn1)\."), r"stem.\1."),
@@ -227,15 +220,13 @@ def to_detectron2(source: TrainedEncoder) -> Content:
     return Content(data, usage, {**source.record, "stem": trunk.stem, "detectron2": settings})
 
 
-# ONNX: the whole encoder as a graph, normalisation inside, for any number of images at a time.
-
 ONNX_BATCH_SIZES = (1, 5)
 ONNX_TOLERANCE = 1e-4
 """Largest accepted difference, as a share of the largest feature (or of 1)."""
 
 
 def to_onnx(source: TrainedEncoder) -> Content:
-    """Export the graph, check it, and compare it with the encoder it came from."""
+    """Write the whole encoder as a graph, and compare its features with the encoder's."""
     import onnx
 
     encoder, size = source.encoder, source.config.data.image_size
