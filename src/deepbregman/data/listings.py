@@ -113,8 +113,8 @@ def open_stored(
             split, broken = _leave_out_undecodable(split, progress)
             skipped += broken
         if len(split) == 0:
-            first, count = part.store.name(0), len(part.store)
-            raise UserError(f"none of the {count} images of {first!r} can be read")
+            count = count_words(len(part.store), "image")
+            raise UserError(f"data.source {data.name!r}: none of {count} of {name} can be read")
         splits[name] = split
     train, test = ensure_test_split(splits["train"], splits.get("test"))
     return Source(data.name, train, test, classes=data.classes, skipped=skipped)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deepbregman.config import Config, from_toml
 from deepbregman.errors import UserError, first_line
-from deepbregman.files import Record, parse_json
+from deepbregman.files import Record, check_shape, parse_json
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import build_run_encoder
 from deepbregman.training.checkpoints import load_strictly, load_trained_encoder, read_tensors
@@ -116,9 +116,8 @@ def _read_state_dict(path: Path) -> tuple[State, Record]:
 
 def _parse_record(text: str, origin: Path) -> Record:
     try:
-        record = parse_json(text)
+        record: Record = parse_json(text)
+        check_shape(record, {})
     except ValueError as error:
-        raise UserError(f"{origin} holds no valid JSON ({error}): export it again") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{origin} holds no JSON object: export it again")
+        raise UserError(f"{origin} cannot be used ({error}): export it again") from None
     return record
