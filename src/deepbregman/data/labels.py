@@ -99,14 +99,14 @@ def check_counts(labels: list[str], where: str) -> None:
             f"{where}: no image has a label; label at least 2 images of two classes, in a table "
             "in the column label"
         )
-    counts = {label: labels.count(label) for label in sorted(set(labels))}
+    counts = Counter(labels)
     if len(counts) == 1:
         raise UserError(
             f"{where}: {count_words(len(labels), 'label')}, all {labels[0]!r}; label images of "
             "a second class, or there is nothing to tell apart"
         )
     if sum(count > 1 for count in counts.values()) < 2:
-        single = [label for label, count in counts.items() if count == 1]
+        single = sorted(label for label, count in counts.items() if count == 1)
         raise UserError(
             f"{where}: only one image of {quote_some(single)}; at least two classes need 2 images "
             "or more, so that one can judge what the others teach"
