@@ -391,7 +391,7 @@ class Renamed(Agreement):
         ({"name": "knn"}, "loss term 'knn'"),
         ({"name": "divergence"}, "loss term 'divergence'"),
         ({"name": "distance", "metric": "rankme"}, "metric 'rankme'"),
-        ({"name": "distance", "metric": "distance"}, "loss term and a metric 'distance'"),
+        ({"name": "distance", "metric": "distance"}, "metric 'distance'"),
     ],
 )
 def test_names_of_the_record_are_refused_before_the_first_step(
@@ -465,18 +465,12 @@ def test_a_method_may_have_names_like_those_that_training_calls():
     ("make", "words"),
     [
         ("simclr", "objective is 'simclr': .* a method of the package is a recipe"),
-        (nn.Linear, "give a subclass of deepbregman.Objective"),
         (nn.Linear(2, 2), "give a subclass of deepbregman.Objective"),
-        (lambda encoder: None, "takes the encoder and the widths"),
         (lambda encoder, widths: nn.Linear(2, 2), "makes Linear with weights of no term"),
         (lambda encoder, widths: Objective(encoder, nn.Sequential(), {}), "of no term"),
         (
             lambda encoder, widths: Objective(nn.Identity(), nn.Sequential(), {"a": 1.0}),
             "another encoder",
-        ),
-        (
-            lambda encoder, widths: Objective(encoder, nn.Sequential(), {"a": 1.0}),
-            "Objective has no forward: write",
         ),
         (
             lambda encoder, widths: Queued(encoder, widths),
@@ -503,30 +497,36 @@ def test_what_is_no_method_is_refused_before_the_images_are_read(tmp_path, confi
     ("change", "words"),
     [
         (lambda made: made.terms["distance"], "Changed.forward returned Tensor: it must return"),
-        (lambda made: made._replace(terms={"other": made.student.mean()}), "loss terms other, and"),
+        (
+            lambda made: made._replace(terms={"other": made.student.mean()}),
+            "loss terms other: .* dict of distance",
+        ),
         (
             lambda made: made._replace(terms={**made.terms, "distance": made.student[0, 0]}),
-            r"loss term 'distance' of shape \(8,\): .*take its mean",
+            r"loss term 'distance' as Tensor of shape \(8,\): .*take its mean",
         ),
         (lambda made: made._replace(student=made.student[..., :3]), "of width 3, .*takes 8"),
         (
             lambda made: made._replace(student=made.student[0]),
-            r"student of shape \(4, 8\): it must be \(M, N, d\)",
+            r"student as Tensor of shape \(4, 8\): it must be .*\(M, N, d\)",
         ),
-        (lambda made: made._replace(teacher=made.student[0]), r"teacher of shape \(4, 8\)"),
+        (
+            lambda made: made._replace(teacher=made.student[0]),
+            r"teacher as Tensor of shape \(4, 8\)",
+        ),
         (
             lambda made: made._replace(teacher=made.student[:, :3]),
             r"teacher of shape \(2, 3, 8\) beside a student of shape \(2, 4, 8\): .*same images",
         ),
         (
             lambda made: made._replace(representation=made.representation[0]),
-            r"representation of shape \(4, \d+\): it must be \(M, n, h\)",
+            r"representation as Tensor of shape \(4, \d+\): it must be .*\(M, n, h\)",
         ),
-        (lambda made: made._replace(representation=None), "NoneType as representation: .*a tensor"),
-        (lambda made: made._replace(student=None), "NoneType as student: .*a tensor"),
+        (lambda made: made._replace(representation=None), "representation as NoneType: .*a tensor"),
+        (lambda made: made._replace(student=None), "student as NoneType: .*a tensor"),
         (
             lambda made: made._replace(terms=made.terms["distance"]),
-            "Tensor as terms: it must be a dict",
+            r"loss terms Tensor of shape \(\): they must be a dict of",
         ),
         (
             lambda made: made._replace(terms={**made.terms, "distance": 0.5}),
@@ -681,9 +681,9 @@ def test_an_event_that_nothing_calls_is_refused(tmp_path, config):
 
 @pytest.mark.parametrize("wrong", [print, [print], "wandb", [Callback]])
 def test_what_is_no_callback_is_refused_before_anything_is_read(tmp_path, config, wrong):
-    with pytest.raises(UserError, match=r"callbacks has .*: give a list of deepbregman.Callback"):
+    with pytest.raises(UserError, match=r"callbacks is .*: give a list of deepbregman.Callback"):
         pretrain(config, run=tmp_path / "run", callbacks=wrong)
-    with pytest.raises(UserError, match=r"callbacks has"):
+    with pytest.raises(UserError, match=r"callbacks is"):
         resume(tmp_path / "run", callbacks=wrong)
     assert not (tmp_path / "run").exists()
 

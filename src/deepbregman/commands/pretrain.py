@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.config import Config, differing_fields, load_recipe, override, recipes
-from deepbregman.errors import UserError, notify
+from deepbregman.errors import UserError, abbreviate, notify
 from deepbregman.launching import (
     find_process,
     must_start_processes,
@@ -146,25 +146,24 @@ def pretrain(
     return train_run(config, folder, False, accelerator, console, parts, request)
 
 
-def _check_callbacks(callbacks: object) -> None:
+def _check_callbacks(callbacks: "Sequence[Callback]") -> None:
     """Refuse callbacks that are none, without loading torch when there are no callbacks."""
-    if isinstance(callbacks, list | tuple) and not callbacks:
+    if not callbacks:
         return
     from deepbregman.training.callbacks import Callback
 
-    found = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    for callback in found:
-        if found is not callbacks or not isinstance(callback, Callback):
-            raise UserError(
-                f"callbacks has {callback!r}: give a list of deepbregman.Callback objects, each of "
-                "a subclass with the events that you need"
-            )
-        events = [name for name in dir(Callback) if name.startswith("on_")]
-        for name in dir(callback):
-            is_event = name.startswith("on_") and callable(getattr(type(callback), name, None))
-            if is_event and name not in events:
+    is_list = isinstance(callbacks, list | tuple)
+    if not is_list or not all(isinstance(each, Callback) for each in callbacks):
+        raise UserError(
+            f"callbacks is {abbreviate(callbacks)}: give a list of deepbregman.Callback objects, "
+            "each of a subclass with the events that you need"
+        )
+    events = [name for name in dir(Callback) if name.startswith("on_")]
+    for kind in map(type, callbacks):
+        for name in dir(kind):
+            if name.startswith("on_") and name not in events and callable(getattr(kind, name)):
                 raise UserError(
-                    f"{type(callback).__name__} has {name}, which nothing calls: the events are "
+                    f"{kind.__name__} has {name}, which nothing calls: the events are "
                     f"{', '.join(events)}"
                 )
 

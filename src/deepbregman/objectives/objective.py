@@ -138,7 +138,7 @@ class Objective(nn.Module):
             views: of this process's images.
             samples: of the joint batch.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no forward(views, gather, samples)")
 
     def after_step(self, progress: float) -> None:
         """Update what no gradient moves: a momentum teacher, a queue; equally on every process.

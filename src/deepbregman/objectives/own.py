@@ -69,7 +69,12 @@ class OwnParts(NamedTuple):
                 )
             changes[f"{table}.custom"] = True
         if self.objective is not None:
-            _check_constructor(self.objective)
+            if not callable(self.objective) or isinstance(self.objective, nn.Module):
+                raise UserError(
+                    f"objective is {abbreviate(self.objective)}: give a subclass of "
+                    "deepbregman.Objective, or a function that makes one of the encoder and the "
+                    "widths of the heads; a method of the package is a recipe"
+                )
             changes["objective.name"] = "custom"
         return changes
 
@@ -118,11 +123,6 @@ class OwnParts(NamedTuple):
                 "the objective given has another encoder than it was given: pass the encoder on to "
                 "Objective.__init__"
             )
-        if type(made).forward is Objective.forward:
-            raise UserError(
-                f"{type(made).__name__} has no forward: write forward(self, views, gather, "
-                "samples), which returns deepbregman.Outputs"
-            )
         _check_hooks(type(made))
         for name, value in vars(made).items():
             if isinstance(value, Tensor):
@@ -137,26 +137,6 @@ class OwnParts(NamedTuple):
         return made
 
 
-def _check_constructor(objective: object) -> None:
-    """Refuse what cannot make a method, before anything is read."""
-    fits = callable(objective) and not isinstance(objective, nn.Module)
-    if isinstance(objective, type):
-        fits = issubclass(objective, Objective)
-    if fits:
-        try:
-            inspect.signature(objective).bind(None, None)  # type: ignore[arg-type]  # it is callable
-        except TypeError:
-            fits = False
-        except ValueError:  # the callable is not written in Python
-            pass
-    if not fits:
-        raise UserError(
-            f"objective is {abbreviate(objective)}: give a subclass of deepbregman.Objective whose "
-            "constructor takes the encoder and the widths of the heads, or a function that makes "
-            "one; a method of the package is a recipe"
-        )
-
-
 def check_outputs(outputs: object, name: str, term_names: Sequence[str]) -> None:
     """Refuse what the ``forward`` of a method of the user's own must not return.
 
@@ -169,44 +149,37 @@ def check_outputs(outputs: object, name: str, term_names: Sequence[str]) -> None
             f"{name}.forward returned {type(outputs).__name__}: it must return deepbregman."
             "Outputs(terms, student, teacher, representation)"
         )
-    if not isinstance(outputs.terms, dict):
+    is_dict = isinstance(outputs.terms, dict)
+    if not is_dict or set(outputs.terms) != set(term_names):
+        found = ", ".join(outputs.terms) if is_dict else _describe(outputs.terms)
         raise UserError(
-            f"{name}.forward returned {type(outputs.terms).__name__} as terms: it must be a "
-            f"dict with the loss terms {', '.join(term_names)}"
-        )
-    if set(outputs.terms) != set(term_names):
-        raise UserError(
-            f"{name}.forward returned the loss terms {', '.join(outputs.terms)}, and its "
-            f"weights are of {', '.join(term_names)}: they must be the same"
+            f"{name}.forward returned the loss terms {found}: they must be a dict of "
+            f"{', '.join(term_names)}, the names in weights"
         )
     for term, value in outputs.terms.items():
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or value.ndim:
             raise UserError(
-                f"{name}.forward returned the loss term {term!r} as {type(value).__name__}: it "
-                "must be a scalar tensor; leave out .item() and float()"
-            )
-        if value.ndim:
-            raise UserError(
-                f"{name}.forward returned the loss term {term!r} of shape "
-                f"{tuple(value.shape)}: it must be a scalar; take its mean"
+                f"{name}.forward returned the loss term {term!r} as {_describe(value)}: it must "
+                "be a scalar tensor; take its mean, without .item() or float()"
             )
     embeddings = "(M, N, d), the embeddings of M views of N images"
     for part, views, rule in (
         ("student", outputs.student, embeddings),
-        ("teacher", outputs.teacher, embeddings),
+        ("teacher", outputs.teacher, f"{embeddings}, or None"),
         ("representation", outputs.representation, "(M, n, h), the first output of embed"),
     ):
-        if part == "teacher" and views is None:
-            continue
-        if not isinstance(views, Tensor):
+        is_left_out = part == "teacher" and views is None
+        if not is_left_out and (not isinstance(views, Tensor) or views.ndim != 3):
             raise UserError(
-                f"{name}.forward returned {type(views).__name__} as {part}: it must be a "
-                f"tensor of shape {rule}"
+                f"{name}.forward returned {part} as {_describe(views)}: it must be a tensor of "
+                f"shape {rule}"
             )
-        if views.ndim != 3:
-            raise UserError(
-                f"{name}.forward returned {part} of shape {tuple(views.shape)}: it must be {rule}"
-            )
+
+
+def _describe(value: object) -> str:
+    """Name the type of a value, and the shape of a tensor."""
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+    return f"{type(value).__name__}{shape}"
 
 
 def check_divergence_inputs(

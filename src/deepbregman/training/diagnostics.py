@@ -126,11 +126,7 @@ def check_names(step: Step) -> None:
                 f"the method {type(method).__name__} has a {kind} {name!r}, a name that the run's "
                 "metrics use for something else: give it another name"
             )
-    for name in sorted(method.weights.keys() & method.metrics().keys()):
-        raise UserError(
-            f"the method {type(method).__name__} has a loss term and a metric {name!r}: give one "
-            "of them another name"
-        )
+        taken |= names.keys()
 
 
 def diagnose(step: Step, outputs: StepOutputs) -> dict[str, float]:
