@@ -1,7 +1,6 @@
 """What a user sees while a run trains, by a clock of the test's own."""
 
 import io
-import time
 from typing import Any
 
 import pytest
@@ -119,19 +118,6 @@ def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock):
         "epoch    3 of 200, step 24 of 2,000: 5 h 29 min left",
         "epoch    3 of 200, step 30 of 2,000: 5 h 28 min left",  # the third ends here
     ]
-
-
-def test_a_step_of_minutes_is_told_of_too(monkeypatch):
-    monkeypatch.setattr(display, "LINE_SECONDS", 0.2)
-    monkeypatch.setattr(display, "LOOK_SECONDS", 0.01)
-    with open_display() as shown:
-        began = shown.last_line
-        shown.show_step(0)
-        while len(printed(shown).splitlines()) < 3 and time.monotonic() < began + 240.0:
-            time.sleep(0.01)  # no step ends
-        assert time.monotonic() - began >= 3 * 0.2  # and no line came early
-    lines = printed(shown).split("\n")
-    assert set(lines[:3]) == {"epoch    1 of 200, step 0 of 2,000: the time left is not known yet"}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Progress of a run on the terminal, and its TensorBoard events."""
 
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -29,9 +28,7 @@ LEFT_OUT = ("views_per_second", "learning_rate", "images_per_second", "active_su
 """Metrics that a line on a terminal leaves out first where it would not fit; then loss terms, the
 divergence last."""
 LINE_SECONDS = 60.0
-"""Without a terminal, a line tells the time left at least this often."""
-LOOK_SECONDS = 5.0
-"""How often a thread looks whether such a line is due: a step may take minutes."""
+"""Without a terminal, a line tells the time left after so long, once a step has ended."""
 FIRST_SECONDS = 5.0
 """Time of training after which the time left is told: the first steps are slower."""
 MEASURED_SECONDS = 20.0
@@ -66,13 +63,10 @@ class Display:
         self.first: tuple[int, float] | None = None
         """The first step that was shown, and when: compiling and loading come before it."""
         self.last_line = time.monotonic()
-        self.done = 0
-        """Steps that are done."""
         self.left = ""
         """Remaining time of the run, in words; empty until steps have been timed."""
         self.has_checked_length = False
         """Whether the remaining time has been checked: the user is warned of a long run once."""
-        self._line_lock, self._ended = threading.Lock(), threading.Event()
         self.last_verdict = ""
         self.last_warnings: set[str] = set()
         """Those of the epoch before, without their numbers."""
@@ -90,25 +84,21 @@ class Display:
 
     def __enter__(self) -> "Display":
         self.progress.start()
-        if not self.console.is_terminal:
-            threading.Thread(target=self._print_positions, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._ended.set()
         self.progress.stop()
-
-    def _print_positions(self) -> None:
-        """Look now and then whether a line is due, until the run ends."""
-        while not self._ended.wait(LOOK_SECONDS):
-            self._print_position()
 
     def show_step(self, step: int) -> None:
         """Show the number of steps that are done."""
-        self.done, left = step, self._estimate_left(step)
+        left = self._estimate_left(step)
         self.left = "" if left is None else f"{format_duration(left)} left"
-        self.progress.update(self.task, completed=step, epoch=self._epoch, left=self.left)
-        self._print_position()
+        epoch = max(1, -(-step // self.steps_per_epoch))  # its own line comes after its last step
+        self.progress.update(self.task, completed=step, epoch=epoch, left=self.left)
+        if not self.console.is_terminal and time.monotonic() - self.last_line >= LINE_SECONDS:
+            steps = f"step {step:,} of {self.total_steps:,}"
+            words = self.left or "the time left is not known yet"
+            self._print(f"epoch {epoch:>4} of {self.epochs}, {steps}: {words}")
         if left is None or self.first is None:
             return
         if not self.has_checked_length and time.monotonic() - self.first[1] >= MEASURED_SECONDS:
@@ -119,20 +109,6 @@ class Display:
                     "smaller encoder.name, a smaller data.image_size or fewer training.epochs "
                     "shorten it; the recipe auto with --budget 2h chooses them for you"
                 )
-
-    def _print_position(self) -> None:
-        """Without a terminal, print where the run stands, if no line has come for a minute."""
-        with self._line_lock:
-            if self.console.is_terminal or time.monotonic() - self.last_line < LINE_SECONDS:
-                return
-            steps = f"step {self.done:,} of {self.total_steps:,}"
-            left = self.left or "the time left is not known yet"
-            self._print(f"epoch {self._epoch:>4} of {self.epochs}, {steps}: {left}")
-
-    @property
-    def _epoch(self) -> int:
-        """The epoch of the last step: its own line comes after its last step."""
-        return max(1, -(-self.done // self.steps_per_epoch))
 
     @property
     def total_steps(self) -> int:
