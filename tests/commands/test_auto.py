@@ -149,13 +149,6 @@ def test_bad_input(command, words, said):
     assert said in error
 
 
-def test_one_image_is_no_dataset(command, tmp_path):
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.JPG", format="JPEG")
-    code, _, error = command("pretrain", tmp_path / "a.JPG")
-    assert code == 2
-    assert f"a.JPG' is one image: name the folder that it is in, '{tmp_path}'" in error
-
-
 def test_python_names_the_rule_too():
     with pytest.raises(UserError, match="needs images"):
         pretrain("auto")
@@ -259,15 +252,6 @@ def test_a_recipe_and_a_folder_are_told_where_the_folder_belongs(command, photos
         assert code == 2
         assert f"{str(names[1])!r} follows {names[0]}" in err
         assert f"write `deepbregman pretrain best --data {photos}`" in err
-
-
-def test_the_option_of_studies_is_told_how_pretrain_writes_it(command, photos):
-    for first in ("best", photos):
-        code, _, err = command("pretrain", first, "--set", "training.epochs=2")
-        assert code == 2
-        assert "pretrain has an option for each field: write --training.epochs 2" in " ".join(
-            err.split()
-        )
 
 
 def test_only_one_folder_of_images_is_taken(command, photos, tmp_path):

@@ -84,7 +84,7 @@ def test_other_settings_cannot_be_resumed_with(command, tmp_path):
     code, _, err = command("pretrain", "--resume", tmp_path, "--training.epochs", 4)
     assert code == 2
     assert "--training.epochs is given" in err
-    again = f"--encoder.weights {tmp_path} --training.epochs 4 --run NEW"
+    again = f"--encoder.weights {tmp_path} --training.epochs N --run NEW"
     assert f"`deepbregman pretrain {tmp_path}/config.toml {again}`" in err
 
 
@@ -94,8 +94,6 @@ def test_a_budget_cannot_be_resumed_with(command, tmp_path, budget):
     code, _, err = command("pretrain", "--resume", tmp_path, *budget)
     assert code == 2
     assert "--resume continues a run with the settings that it has, and --budget is given" in err
-    again = f"--encoder.weights {tmp_path} --budget 3m --run NEW"
-    assert f"`deepbregman pretrain cifar10 {again}`" in err
 
 
 def test_what_surprises_is_said(command, recipe, tmp_path):

@@ -21,7 +21,6 @@ from .parameters import (
     PythonOnly,
     Reporter,
     RunFolder,
-    check_dataset,
     find_names_in_run,
     find_unknown_names,
     list_images,
@@ -132,12 +131,8 @@ def label(
         if unknown:
             example = listing.train.paths[0].relative_to(listing.folder).as_posix()
             refused = refuse_names(unknown, len(given), example)
-            if data is not None:
-                try:
-                    check_dataset(opened.config, run=opened.path, resuming=True)
-                except UserError as error:
-                    raise UserError(f"{refused}; or to the run's own folder: {error}") from None
-            raise refused
+            own = f", or to the run's folder, {opened.config.data.source}" if data else ""
+            raise UserError(f"{refused}{own}")
     images = open_images(
         opened, data, source, accelerator, devices, encoder, skip_unreadable, listing
     )

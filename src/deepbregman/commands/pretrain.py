@@ -35,7 +35,6 @@ from .pretrain_options import (
     list_new,
     read_request,
     read_settings,
-    refuse_set,
 )
 
 if TYPE_CHECKING:
@@ -284,7 +283,6 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
             f"{words[1]!r} follows {words[0]}: after a recipe, images need --data; write "
             f"`deepbregman pretrain {words[0]} --data {shlex.quote(words[1])}`"
         )
-    refuse_set(words)
     name = words[0] if named else AUTO
     config = add_tables(load_recipe(name), words[named:])
     check_method(name, config, words)

@@ -44,37 +44,33 @@ def list_new(words: list[str]) -> list[str]:
 
 def find_resumed_run(words: list[str]) -> Run:
     """Open the run after --resume; refuse options of fields that must not change."""
-    values = _pair_options(words)
-    if not values["--resume"]:
+    folder = _pair_options(words)["--resume"]
+    if not folder:
         raise UserError("--resume needs the folder of a run: --resume RUN")
-    run = Run.open(values["--resume"])
+    run = Run.open(folder)
     changeable = list_changeable(run.config)
     refused = [option for option, field in list_fields(words).items() if field not in changeable]
-    auto = run.config if "--budget" in values else None  # only that recipe takes a budget
-    kept = refused + ["--budget"] * (auto is not None)
     refused += list_new(words)
     if refused:
-        asked = shlex.join(word for field in kept for word in (field, values[field] or "..."))
         raise UserError(
             f"--resume continues a run with the settings that it has, and {refused[0]} is given: "
             "leave it out, or train on from the weights of the run, with new heads, a new schedule "
-            f"and a folder of its own: {suggest_longer(run.path, auto, asked)}"
+            f"and a folder of its own: {suggest_longer(run.path)}"
         )
     return run
 
 
-def suggest_longer(run: Path, auto: Config | None, asked: str = "") -> str:
+def suggest_longer(run: Path, auto: Config | None = None, budget: str = "TIME") -> str:
     """Return the command that trains on from the weights of a run.
 
     Args:
         auto: a configuration whose data the recipe auto is to train on; None repeats the run's.
-        asked: options of the user, or a length.
     """
     first, length = f"{run}/config.toml", "--training.epochs N"
     if auto is not None:
-        first, length = auto.data.source, "--budget TIME"
+        first, length = auto.data.source, f"--budget {budget}"
     weights = f"--encoder.weights {shlex.quote(str(run))}"
-    return f"`deepbregman pretrain {shlex.quote(first)} {weights} {asked or length} --run NEW`"
+    return f"`deepbregman pretrain {shlex.quote(first)} {weights} {length} --run NEW`"
 
 
 def _pair_options(words: list[str]) -> dict[str, str]:
@@ -112,14 +108,20 @@ def insert_auto(words: list[str]) -> list[str]:
         again = f"deepbregman pretrain --resume {shlex.quote(words[0])}"
         raise UserError(
             f"{words[0]!r} is a run, not a folder of images: `{again}` continues it; to train "
-            f"longer from its weights: {suggest_longer(path, None)}"
+            f"longer from its weights: {suggest_longer(path)}"
         )
     if words[0] in DATASETS:
         tell_of_folder(words[0], "dataset")
     if words[0] in DATASETS or path.is_dir() or stored:
         _refuse_second_name(words)
         return [AUTO, "--data", *words]
-    raise _refuse_first_word(words[0])
+    known = [*recipes(), *DATASETS]
+    with suppress(OSError):  # there may be no such folder, or none that can be read
+        known += [str(other) for other in path.parent.iterdir() if other.is_dir()]
+    raise UserError(
+        f"{words[0]!r} is neither a folder or file of images, nor a dataset (`deepbregman data "
+        f"list`), a recipe (`deepbregman recipes`) or a .toml file{suggest(words[0], known)}"
+    )
 
 
 def _refuse_second_name(words: list[str]) -> None:
@@ -139,24 +141,6 @@ def tell_of_folder(name: str, kind: str) -> None:
     if Path(name).is_dir():
         words = f"{name} means the {kind} of that name; for the folder, write ./{name}"
         notify(words, stacklevel=4)
-
-
-def _refuse_first_word(word: str) -> UserError:
-    """Say that a first word is neither a recipe nor images."""
-    from deepbregman.data.datasets import DATASETS
-    from deepbregman.data.folders import SUFFIXES
-
-    path = Path(word)
-    if path.suffix.lower() in SUFFIXES and path.is_file():
-        folder = str(path.parent)
-        return UserError(f"{word!r} is one image: name the folder that it is in, {folder!r}")
-    known = [*recipes(), *DATASETS]
-    with suppress(OSError):  # there may be no such folder, or none that can be read
-        known += [str(other) for other in path.parent.iterdir() if other.is_dir()]
-    return UserError(
-        f"{word!r} is neither a folder or file of images, nor a dataset (`deepbregman data list`), "
-        f"a recipe (`deepbregman recipes`) or a .toml file{suggest(word, known)}"
-    )
 
 
 def find_given(config: Config, words: list[str]) -> dict[str, Any]:
@@ -179,18 +163,6 @@ def check_method(name: str, config: Config, words: list[str]) -> None:
             f"--objective.name is {asked!r}, and the method of the recipe {name} is {method}, "
             "which an option does not change: name a recipe of the other method first, with your "
             "images after --data (`deepbregman recipes` lists them)"
-        )
-
-
-def refuse_set(words: list[str]) -> None:
-    """Refuse --set FIELD=VALUE of the other commands: here every field is an option."""
-    asked = _pair_options(words).get("--set")
-    if asked is not None:
-        field, _, value = asked.partition("=")
-        option = shlex.join([f"--{field or 'FIELD'}", value or "VALUE"])
-        raise UserError(
-            "--set is an option of study and tune; pretrain has an option for each field: write "
-            f"{option}"
         )
 
 
@@ -255,7 +227,7 @@ def suggest_more_epochs(run: Run, config: Config) -> str:
         return ""
     trained = run.result().get("pretrain", {})
     seconds = trained.get("seconds", 0.0) / (trained.get("epoch") or 1)
-    budget = f"--budget {choose_budget(enough * seconds)}" if seconds else ""
+    budget = choose_budget(enough * seconds) if seconds else "TIME"
     return f"up to {enough} epochs improve the result: {suggest_longer(run.path, config, budget)}"
 
 
