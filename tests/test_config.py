@@ -562,7 +562,6 @@ def test_unknown_recipe_lists_the_known(name):
         ({"encoder": {"name": "convnext_atto"}}, ("did you mean 'timm:convnext_atto'?",)),
         ({"encoder": {"name": "timm:"}}, ("encoder.name is 'timm:'", "or timm:NAME")),
         ({"encoder": {"name": "timm:x", "stem": "standard"}}, ("encoder.stem", "auto")),
-        ({"encoder": {"weights": ""}}, ("encoder.weights is empty", "random")),
         ({"encoder": {"weights": "timm"}}, ("encoder.weights is 'timm'", "timm:resnet18")),
         (
             {"encoder": {"name": "small", "weights": "torchvision:DEFAULT"}},

@@ -220,8 +220,8 @@ def test_resuming_is_to_the_bit(trained, tmp_path, config, parts, diary, monkeyp
     assert "`data=` to deepbregman.pretrain and resume" in said
     for missing, words in (
         ("data", "data.source is 'custom'"),
-        ("augment", "views.custom is true: .* as `augment=`"),
-        ("objective", "objective.name is 'custom': .* as `objective=`"),
+        ("augment", "views.custom says that this part is your own code, .* as `augment=`"),
+        ("objective", "objective.name says that .* as `objective=`"),
     ):
         rest = {name: part for name, part in parts.items() if name != missing}
         with pytest.raises(UserError, match=words):
@@ -252,8 +252,8 @@ def test_another_method_than_the_one_trained_is_refused(tmp_path, config, parts,
 
 def test_a_run_without_such_parts_refuses_them(short_run, parts):
     for name, words in (
-        ("augment", "an augmentation was given for views, but the run makes those"),
-        ("objective", "an objective was given, but objective.name is 'simclr'"),
+        ("augment", "`augment=` was given, but views.custom does not say"),
+        ("objective", "`objective=` was given, but objective.name does not say"),
         ("data", "was trained on 'digits' and goes on with that"),
     ):
         with pytest.raises(UserError, match=words):

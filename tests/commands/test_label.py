@@ -281,16 +281,6 @@ def test_a_classifier_that_guesses_is_no_success(run, tmp_path):
         assert "right in 48.0 % of the cases" in words
 
 
-def test_balanced_labels_that_are_more_often_wrong_are_told(run, tmp_path, capsys):
-    few = write_table(tmp_path / "few.csv", *FEW, *(f"red-{i}.png" for i in range(4, 10)))
-    found = deepbregman.label(run, few, balanced=True)
-    words = "the most frequent label for all would be right more often"
-    show(found, Console())
-    assert words not in capsys.readouterr().out
-    show(replace(found, guess=found.guess._replace(accuracy=99.9)), Console())
-    assert f"{words} (99.9 %)" in " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.parametrize(
     ("enough", "expected", "is_said"), [(800, 60.0, True), (800, 95.0, False), (2, 60.0, False)]
 )

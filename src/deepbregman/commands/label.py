@@ -302,10 +302,6 @@ def _show_accuracy(found: "Labelling", is_uneven: bool, console: Console) -> Non
     if is_uneven and is_lower and not found.is_balanced:
         words = "if rare classes matter as much as common ones, add --balanced"
         say(console, f"{words}; in all, more labels are then usually wrong")
-    if found.is_balanced and found.expected.value < found.guess.accuracy:
-        words = "the most frequent label for all would be right more often"
-        cost = f"{words} ({found.guess.accuracy:.1f} %)"
-        say(console, f"--balanced finds rare classes at the cost of common ones: {cost}")
 
 
 def _show_next_steps(found: "Labelling", console: Console) -> None:

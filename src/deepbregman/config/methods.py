@@ -65,10 +65,6 @@ class ObjectiveSettings(Section):
             )
         METHODS[name] = cls
 
-    def count_targets(self, num_views: int) -> int:
-        """Count the targets that the method returns for an image with so many main views."""
-        return 1 if self.has_memory else num_views
-
     def check_sizes(self, view_size: int, batch_size: int, embedding: int) -> None:
         """Check the method's own numbers against those of other tables."""
 
@@ -331,10 +327,6 @@ class MoCoSettings(MomentumSettings):
     """Let each view be query and key in turn; false: the first is the query, as in version 2."""
     predictor_hidden: Whole = 0
     """Width of the hidden layer of the queries' predictor; 0 has none."""
-
-    def count_targets(self, num_views: int) -> int:
-        """Count the views that are keys."""
-        return num_views if self.symmetric else num_views - 1
 
 
 @dataclass(frozen=True)

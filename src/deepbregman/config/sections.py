@@ -180,8 +180,6 @@ class EncoderSettings(Section):
                 "resnet18, resnet34, resnet50 and resnet101 are torchvision's; name one of them, "
                 "or give other weights"
             )
-        if not self.weights:
-            raise UserError("encoder.weights is empty: set it to random, or name weights")
 
 
 @dataclass(frozen=True)

@@ -85,27 +85,20 @@ class OwnParts(NamedTuple):
 
     def check(self, config: Config) -> None:
         """Refuse a run whose parts are not all given, and parts that a run does not have."""
-        for table, group in config.view_groups.items():
-            if group.custom and table not in self.augments:
+        custom = {f"{table}.custom" for table, group in config.view_groups.items() if group.custom}
+        custom |= {"objective.name"} if config.objective.name == "custom" else set()
+        given = {f"{table}.custom" for table in self.augments}
+        given |= {"objective.name"} if self.objective is not None else set()
+        for name in sorted(custom ^ given):
+            argument = "objective" if name == "objective.name" else "augment"
+            if name in custom:
                 raise UserError(
-                    f"{table}.custom is true: the views are your own code, which the command "
-                    "line cannot name; give it in Python, as `augment=` to pretrain or resume"
+                    f"{name} says that this part is your own code, which the command line cannot "
+                    f"name: give it in Python, as `{argument}=` to deepbregman.pretrain or resume"
                 )
-        for table in self.augments:
-            if table not in config.view_groups or not config.view_groups[table].custom:
-                raise UserError(
-                    f"an augmentation was given for {table}, but the run makes those views by "
-                    "itself, or none: leave the argument out, or start a new run with it"
-                )
-        if config.objective.name == "custom" and self.objective is None:
             raise UserError(
-                "objective.name is 'custom': the method is your own code, which the command line "
-                "cannot name; give it in Python, as `objective=` to deepbregman.pretrain or resume"
-            )
-        if config.objective.name != "custom" and self.objective is not None:
-            raise UserError(
-                f"an objective was given, but objective.name is {config.objective.name!r}: leave "
-                "the argument out, or start a new run with it"
+                f"`{argument}=` was given, but {name} does not say that this part is your own "
+                "code: leave the argument out, or start a new run with it"
             )
 
     def build_objective(self, config: Config, encoder: Encoder) -> Objective:

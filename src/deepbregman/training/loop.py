@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from deepbregman.config import Config, override, to_toml
+from deepbregman.config import Config, to_toml
 from deepbregman.data import Batch, FileImages, Images, channel_statistics, fingerprint
 from deepbregman.data.batches import cut_orders
 from deepbregman.data.opening import batch_images
@@ -203,11 +203,14 @@ class Pretraining:
         announces = self.fabric.is_global_zero and not console.quiet
         ends = self._is_over()
         # Metrics that are lost are told wherever nothing is printed.
-        self.loggers = self._open_loggers(warn if console.quiet else display.warn)
+        if self.fabric.is_global_zero:  # it writes for all
+            tell = warn if console.quiet else display.warn
+            self.loggers = Loggers(self.run, self.config, tell)
         again = format_resume_command(self.config, self.run.path) if announces else ""
         signals = watch_signals(again, lambda: self._is_compiling)
         closing_events = nullcontext() if self.events is None else closing(self.events)
-        with display, closing_events, self.loggers, self._leave_if_compiling(), signals as received:
+        loggers = self.loggers or nullcontext()
+        with display, closing_events, loggers, self._leave_if_compiling(), signals as received:
             where = self.run, self.step, self.total_steps
             run_together(self.fabric, partial(self._call_callbacks, "on_start", *where))
             if self.total_steps == 0 and not self.is_restored:
@@ -240,13 +243,6 @@ class Pretraining:
         if not (is_wanted and self.fabric.is_global_zero):
             return None
         return open_events(self.run, self.step)
-
-    def _open_loggers(self, warn: Callable[[str], None]) -> Loggers:
-        """Open the other loggers; those of process 0 write for all."""
-        config = self.config
-        if not self.fabric.is_global_zero:
-            config = override(config, {"training.logger": []})
-        return Loggers(self.run, config, warn)
 
     def _write_result(self, last: Record, console: Console) -> None:
         """Write what pretraining ended with, unless it is written already.
@@ -339,11 +335,6 @@ class Pretraining:
         return Samples(indices, labels, random, self.share.rank * self.share.batch_size)
 
     @property
-    def views_per_image(self) -> int:
-        """Views that are made of each image of a batch."""
-        return sum(group.num_views for group in self.config.view_groups.values())
-
-    @property
     def total_steps(self) -> int:
         """Optimiser steps of the whole run."""
         return self.config.training.epochs * self.steps_per_epoch
@@ -381,6 +372,7 @@ class Pretraining:
         found = measure_peak_memory(self.fabric.device)
         self.peak = {name: max(value, self.peak.get(name, 0.0)) for name, value in found.items()}
         images = (self.steps_per_epoch - offset) * settings.accumulate * settings.batch_size
+        views = images * sum(group.num_views for group in self.config.view_groups.values())
         diagnose = partial(diagnostics.diagnose, self.step_module, outputs)
         return {
             "epoch": epoch + 1,
@@ -390,7 +382,7 @@ class Pretraining:
             **({} if self.guard.skipped_last else run_together(self.fabric, diagnose)),
             **({"skipped": self.steps_per_epoch - counted} if settings.skip_nonfinite else {}),
             "images_per_second": images / seconds,
-            "views_per_second": images * self.views_per_image / seconds,
+            "views_per_second": views / seconds,
             **self.peak,
         }
 

@@ -45,13 +45,10 @@ def find_surprises(config: Config, num_seen: int) -> Iterator[str]:
         )
     divergence = config.divergence
     if divergence.is_on and divergence.source == "bank":
-        groups = config.view_groups
-        weak = groups.get("weak_views")
-        main = config.objective.count_targets(groups["views"].num_views)
-        targets = main if weak is None else weak.num_views
+        seen_by_teacher = config.view_groups.get("weak_views", config.views)
         # The targets of a batch come into the bank after its loss.
-        before_last = num_seen - config.training.batch_size
-        if num_seen > 0 and targets * before_last < divergence.num_subnetworks:
+        targets = seen_by_teacher.num_views * (num_seen - config.training.batch_size)
+        if num_seen > 0 and targets < divergence.num_subnetworks:
             yield (
                 f"warning: the divergence stays 0: it counts once the bank is full of "
                 f"{divergence.num_subnetworks:,} embeddings, and the run ends before; train longer "
