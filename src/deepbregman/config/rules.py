@@ -126,40 +126,33 @@ def describe(hint: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
 
 
-def find_broken_rule(value: Any, hint: Any) -> str | None:
-    """Say which rule of its annotation a value of the right type breaks, or None."""
-    origin = get_origin(hint)
-    if origin is tuple:
-        items = get_args(hint)
-        hints = items[:1] * len(value) if items[-1] is Ellipsis else items
-        return next(filter(None, map(find_broken_rule, value, hints)), None)
-    if origin is Annotated:
-        rules = [rule for rule in hint.__metadata__ if isinstance(rule, Range | Name | Distinct)]
-        words = next(filter(None, (rule.broken_by(value) for rule in rules)), None)
-        return words or find_broken_rule(value, get_args(hint)[0])
-    if hint is str:
-        if "\0" in value:
-            return "it must not hold a null character"
-        try:
-            value.encode()
-        except UnicodeEncodeError:  # a file's name in another encoding, as the shell passed it
-            return "it must be valid Unicode; rename the file or folder"
-    return None
-
-
-def make_floats(value: Any, hint: Any) -> Any:
-    """Turn whole numbers into floats where the type says float.
+def accept(value: Any, hint: Any) -> Any:
+    """Return a value of the right type, its whole numbers as floats where the type says float.
 
     A tensor made of whole numbers could not hold the fractions of a schedule.
+
+    Raises:
+        ValueError: The value breaks a rule of its annotation; the message says which.
     """
     origin, kinds = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return make_floats(value, kinds[0])
+        rules = [rule for rule in hint.__metadata__ if isinstance(rule, Range | Name | Distinct)]
+        for rule in rules:
+            if words := rule.broken_by(value):
+                raise ValueError(words)
+        return accept(value, kinds[0])
     if origin is UnionType:
-        return make_floats(value, next(kind for kind in kinds if has_type(value, kind)))
+        return accept(value, next(kind for kind in kinds if has_type(value, kind)))
     if origin is tuple:
         kinds = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
-        return tuple(map(make_floats, value, kinds))
+        return tuple(map(accept, value, kinds))
+    if hint is str:
+        if "\0" in value:
+            raise ValueError("it must not hold a null character")
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # a file's name in another encoding, as the shell passed it
+            raise ValueError("it must be valid Unicode; rename the file or folder") from None
     return float(value) if hint is float else value
 
 
@@ -193,10 +186,11 @@ class Section:
                 raise UserError(
                     f"{where} is {abbreviate(value)}: it must be {describe(hint)}{guess}"
                 )
-            words = find_broken_rule(value, hint)
-            if words:
-                raise UserError(f"{where} is {abbreviate(value)}: {words}")
-            object.__setattr__(self, name, make_floats(value, hint))
+            try:
+                accepted = accept(value, hint)
+            except ValueError as broken:
+                raise UserError(f"{where} is {abbreviate(value)}: {broken}") from None
+            object.__setattr__(self, name, accepted)
 
     @property
     def unused_fields(self) -> dict[str, str]:
