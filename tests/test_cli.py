@@ -443,7 +443,10 @@ class TestErrors:
             (["pretrain", "papr"], ["'papr'", "did you mean 'paper'"]),
             (
                 ["tune", ".", "--space", "seed=0:9"],
-                ["'.' is a folder", "such as best; if it holds images, add --data ."],
+                [
+                    "'.' is a folder",
+                    "such as best; if it holds images, add --data ., in Python data='.'",
+                ],
             ),
             (["pretrain", "missing.toml"], ["'missing.toml'", "file that exists"]),
             (["pretrain", "digits", "--training.epoch", "3"], ["--training.epoch", "Perhaps"]),

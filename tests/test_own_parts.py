@@ -252,8 +252,8 @@ def test_another_method_than_the_one_trained_is_refused(tmp_path, config, parts,
 
 def test_a_run_without_such_parts_refuses_them(short_run, parts):
     for name, words in (
-        ("augment", "`augment=` was given, but views.custom does not say"),
-        ("objective", "`objective=` was given, but objective.name does not say"),
+        ("augment", "`augment=` was given for views, but the run has no such part"),
+        ("objective", "`objective=` was given for objective, but the run has no"),
         ("data", "was trained on 'digits' and goes on with that"),
     ):
         with pytest.raises(UserError, match=words):

@@ -309,7 +309,7 @@ def test_times_as_people_write_them(text, seconds):
 
 
 def test_a_program_is_told_how_to_name_images_and_times(photos, tmp_path):
-    with pytest.raises(UserError, match=r'is a folder, .* write pretrain\("auto", data='):
+    with pytest.raises(UserError, match=r"is a folder: name a recipe, .* in Python data="):
         pretrain(str(photos), run=tmp_path / "run")
     with pytest.raises(UserError, match="--budget 30: it must be a time above 0 with its unit"):
         pretrain("auto", data=photos, budget=30, run=tmp_path / "run")

@@ -107,11 +107,6 @@ def pretrain(
     Returns:
         The finished run; give its ``path`` to :func:`load_encoder`.
     """
-    if isinstance(recipe, str) and recipe not in recipes() and Path(recipe).is_dir():
-        raise UserError(
-            f"recipe {recipe!r} is a folder, and images are data: write "
-            f'pretrain("auto", data={recipe!r})'
-        )
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe
     _check_callbacks(callbacks)
     given = dict(changes or {})

@@ -160,7 +160,8 @@ def load_recipe(name: str) -> Config:
     path = Path(name)
     if name and path.is_dir():
         used = path / "config.toml"
-        fix = f"name a recipe, such as best; if it holds images, add --data {shlex.quote(name)}"
+        fix = "name a recipe, such as best; if it holds images, add "
+        fix += f"--data {shlex.quote(name)}, in Python data={name!r}"
         if used.is_file():
             fix = f"for the settings of this run, name {str(used)!r}"
         raise UserError(f"recipe {name!r} is a folder: {fix}")

@@ -97,8 +97,8 @@ class OwnParts(NamedTuple):
                     f"name: give it in Python, as `{argument}=` to deepbregman.pretrain or resume"
                 )
             raise UserError(
-                f"`{argument}=` was given, but {name} does not say that this part is your own "
-                "code: leave the argument out, or start a new run with it"
+                f"`{argument}=` was given for {name.partition('.')[0]}, but the run has no such "
+                "part of your own: leave the argument out, or start a new run with it"
             )
 
     def build_objective(self, config: Config, encoder: Encoder) -> Objective:
