@@ -42,7 +42,7 @@ from deepbregman.training.weights import are_fetched, describe_encoder, find_wei
 from .pretrain_options import AutoRequest, describe_complete, read_settings, suggest_more_epochs
 
 
-class Parts(NamedTuple):
+class Inputs(NamedTuple):
     """Inputs of a run besides its configuration."""
 
     own: OwnParts | None
@@ -62,7 +62,7 @@ def train_run(
     resuming: bool,
     accelerator: str,
     console: Console | None,
-    parts: Parts,
+    inputs: Inputs,
     request: AutoRequest | None = None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
@@ -94,14 +94,14 @@ def train_run(
     if not resuming and are_fetched(config):
         words = "without a network, this gives up after up to a minute"
         say(console, f"fetching the weights of {config.encoder.name} if they are not here; {words}")
-    source, enough = parts.source, 0
+    source, enough = inputs.source, 0
     if request is not None:
-        plan, source = _choose_settings(config, request, fabric, console, parts)
+        plan, source = _choose_settings(config, request, fabric, console, inputs)
         config, enough = plan.config, plan.enough
         show_plan(plan, console)
         if plan.warning:
             tell(plan.warning)
-    own = parts.own or OwnParts()
+    own = inputs.own or OwnParts()
     start = run_first_then_others(fabric, lambda: _try_parts(config, own, resuming))
     with explain_faults(config, folder), ExitStack() as held:
 
@@ -114,12 +114,12 @@ def train_run(
             run_together(fabric, hold)
         if source is None:
             with console.status(f"opening {escape(config.data.source)} ..."):
-                source = run_first_then_others(fabric, lambda: parts.open(config))
+                source = run_first_then_others(fabric, lambda: inputs.open(config))
         if source.skipped_notice:
             tell(source.skipped_notice)
         before = Run(folder) if resuming else None
         sharing = run_together(fabric, lambda: describe_sharing(config, fabric.world_size, before))
-        job, num_held_out = _assemble(config, source, fabric, folder, resuming, parts)
+        job, num_held_out = _assemble(config, source, fabric, folder, resuming, inputs)
 
         def begin() -> None:
             hold()
@@ -149,19 +149,19 @@ def train_run(
 
 
 def _assemble(
-    config: Config, source: Source, fabric: Fabric, folder: Path, resuming: bool, parts: Parts
+    config: Config, source: Source, fabric: Fabric, folder: Path, resuming: bool, inputs: Inputs
 ) -> tuple[Pretraining, int]:
     """Put together what is trained; return it, and how many images are held out."""
     kept, held_out = run_together(fabric, lambda: split_for_monitor(source.train, config))
     labels = run_together(fabric, lambda: select_labels(source, kept, config))
     images = select_images(source, kept, labelled=labels is not None)
-    own = parts.own or OwnParts()
-    job = Pretraining(config, images, fabric, folder, resuming, own, labels, parts.callbacks)
+    own = inputs.own or OwnParts()
+    job = Pretraining(config, images, fabric, folder, resuming, own, labels, inputs.callbacks)
     return job, len(held_out)
 
 
 def _choose_settings(
-    config: Config, request: AutoRequest, fabric: Fabric, console: Console, parts: Parts
+    config: Config, request: AutoRequest, fabric: Fabric, console: Console, inputs: Inputs
 ) -> tuple[Plan, Source]:
     """Look at the images and the machine, and choose settings; process 0 does, for all."""
     # An encoder that starts from a run has the structure of that run's.
@@ -169,14 +169,14 @@ def _choose_settings(
     config, on_gpu = override(config, given), fabric.device.type != "cpu"
     with console.status(f"looking at {escape(config.data.source)} ...") as status:
         find_side = partial(typical_side, config.data.source)
-        if parts.images is not None:
-            find_side = partial(find_own_side, parts.images)
+        if inputs.images is not None:
+            find_side = partial(find_own_side, inputs.images)
         side = run_together(fabric, find_side)
         size = choose_image_size(side, on_gpu)
         sized = override(config, {size.field: given.get(size.field, size.value)})
-        own = parts.own or OwnParts()
+        own = inputs.own or OwnParts()
         run_first_then_others(fabric, lambda: _try_parts(sized, own, False))
-        opened = run_first_then_others(fabric, lambda: parts.open(sized))
+        opened = run_first_then_others(fabric, lambda: inputs.open(sized))
         kept, _ = run_together(fabric, lambda: split_for_monitor(opened.train, sized))
         images = select_images(opened, kept, labelled=sized.objective.needs_labels)
         num_classes = 0 if opened.train.labels is None else len(opened.classes or ())

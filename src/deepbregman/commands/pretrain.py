@@ -32,7 +32,7 @@ from .pretrain_options import (
     find_resumed_run,
     insert_auto,
     list_fields,
-    list_new,
+    list_words_of_new_runs,
     read_request,
     read_settings,
 )
@@ -134,10 +134,10 @@ def pretrain(
             if console is not None:
                 say(console, describe_complete(Run(folder), there, is_auto=request is not None))
             return Run(folder)
-    from .job import Parts, train_run
+    from .job import Inputs, train_run
 
-    parts = Parts(own, source, images, tuple(callbacks))
-    return train_run(config, folder, False, accelerator, console, parts, request)
+    inputs = Inputs(own, source, images, tuple(callbacks))
+    return train_run(config, folder, False, accelerator, console, inputs, request)
 
 
 def _check_callbacks(callbacks: "Sequence[Callback]") -> None:
@@ -226,10 +226,10 @@ def resume(
     if must_start_processes(number, nodes):
         _start_processes(number or 1, nodes or 1, folder, [])
     own = _collect_own(encoder, augment, objective)
-    from .job import Parts, train_run
+    from .job import Inputs, train_run
 
-    parts = Parts(own, source, data, tuple(callbacks))
-    return train_run(config, folder, True, accelerator, console, parts)
+    inputs = Inputs(own, source, data, tuple(callbacks))
+    return train_run(config, folder, True, accelerator, console, inputs)
 
 
 def show(run: Run, console: Console) -> None:
@@ -263,7 +263,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
         The function, the words that the user has written for it, and the words of its options.
     """
     if any(word.partition("=")[0] == "--resume" for word in words):
-        changes = list_fields(words) or list_new(words)
+        changes = list_fields(words) or list_words_of_new_runs(words)
         function = _resume_with_fields(words) if changes else resume
         return function, "deepbregman pretrain", words
     words = insert_auto(words)

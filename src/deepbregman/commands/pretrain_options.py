@@ -36,8 +36,8 @@ def list_fields(words: list[str]) -> dict[str, str]:
     return found
 
 
-def list_new(words: list[str]) -> list[str]:
-    """Return what a command line has for a new run only: its first name, --run and --budget."""
+def list_words_of_new_runs(words: list[str]) -> list[str]:
+    """Return the words that only a new run takes: a first name, --run and --budget."""
     named = [word for word in words[:1] if not word.startswith("-")]
     return named + [option for option in ("--run", "--budget") if option in _pair_options(words)]
 
@@ -50,7 +50,7 @@ def find_resumed_run(words: list[str]) -> Run:
     run = Run.open(folder)
     changeable = list_changeable(run.config)
     refused = [option for option, field in list_fields(words).items() if field not in changeable]
-    refused += list_new(words)
+    refused += list_words_of_new_runs(words)
     if refused:
         raise UserError(
             f"--resume continues a run with the settings that it has, and {refused[0]} is given: "
