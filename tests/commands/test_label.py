@@ -467,7 +467,7 @@ def test_the_folder_of_the_labels_is_not_where_the_run_names_it(
     code, _, err = command("label", "../runs/run", "--labels", few, "--data", ".")
     assert code == 2
     assert "8 of 8 names are not images of the data" in err
-    assert "such as 'x.png', or to the run's folder, photos" in " ".join(err.split())
+    assert "such as 'x.png', or to the run's own, photos" in " ".join(err.split())
 
 
 def test_a_label_of_the_run_may_name_a_whole_path(run, photos, tmp_path):

@@ -130,9 +130,8 @@ def label(
         unknown = find_unknown_names(named, listing)
         if unknown:
             example = listing.train.paths[0].relative_to(listing.folder).as_posix()
-            refused = refuse_names(unknown, len(given), example)
-            own = f", or to the run's folder, {opened.config.data.source}" if data else ""
-            raise UserError(f"{refused}{own}")
+            own = opened.config.data.source if data else None
+            raise refuse_names(unknown, len(given), example, own)
     images = open_images(
         opened, data, source, accelerator, devices, encoder, skip_unreadable, listing
     )

@@ -84,11 +84,19 @@ def join_accents(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def refuse_names(unknown: Sequence[str], given: int, example: str) -> UserError:
-    """Say that some of the labelled names are not images of the data."""
+def refuse_names(
+    unknown: Sequence[str], given: int, example: str, own: str | None = None
+) -> UserError:
+    """Say that some of the labelled names are not images of the data.
+
+    Args:
+        own: folder of the run's own images, if the data are others.
+    """
+    or_own = f", or to the run's own, {own}" if own else ""
     return UserError(
         f"labels: {len(unknown)} of {given} names are not images of the data "
-        f"({quote_some(unknown)}); names are relative to the data's folder, such as {example!r}"
+        f"({quote_some(unknown)}); names are relative to the data's folder, such as "
+        f"{example!r}{or_own}"
     )
 
 
