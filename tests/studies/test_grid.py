@@ -270,6 +270,22 @@ def test_a_finished_run_of_another_configuration_does_not_count(few_digits, out)
             run_study(kappa.STUDY, StudyOptions(out=out, train=train))
 
 
+def test_a_study_begins_with_runs_that_were_copied_there(tiny, out, monkeypatch):
+    """Two studies may share an arm, under another name: it need not be trained twice."""
+    first = out.with_name("kappa")
+    main(["study", "kappa", "--out", str(first), "--values", "6", "--only", "6", *tiny])
+    (out / "runs").mkdir(parents=True)
+    (first / "runs" / "6-seed0").rename(out / "runs" / "gaussian-seed0")
+    monkeypatch.setattr(engine, "pretrain", None)
+    main(["study", "psi", "--out", str(out), "--only", "gaussian", *tiny])
+    (cell,) = read(out)["cells"]
+    assert (cell["arm"], cell["metrics"]) == ("gaussian", read(first)["cells"][0]["metrics"])
+    for path in out.glob("*.*"):
+        path.unlink()
+    main(["study", "psi", "--out", str(out), "--no-train", *tiny])
+    assert read(out)["cells"] == [cell]
+
+
 def test_a_trial_that_is_done_is_not_run_again(short_config, tmp_path, monkeypatch):
     """A worker may die after it has written the outcome, before it has said so to the others."""
     monkeypatch.setattr(engine, "_train_and_evaluate", None)

@@ -60,6 +60,8 @@ SHAPE = {
     "recipes": [str],
 }
 """Shape of ``study.json``."""
+RUNS = "runs"
+"""Folder of the runs, in the folder of a study."""
 FIXED = ("recipes", "values", "evaluate_on", "linear_epochs")
 """Options that cannot change once a folder has begun; seeds and arms may be added."""
 
@@ -84,7 +86,7 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     _check_kind(study, options)
     folder = options.out or name_study_folder(study, options)
     before = _read_definition(folder, study)
-    if before is None and not options.train:
+    if before is None and not options.train and not (folder / RUNS).is_dir():
         raise UserError(f"--no-train: {folder} holds no study; name its folder by --out")
     settings = _merge_options(study, options, before)
     bases = _build_bases(study, options, settings, before, folder)
@@ -185,7 +187,7 @@ def _read_definition(folder: Path, study: Study) -> Record | None:
                 f"{folder} holds study {name}, not {study.name}: choose another folder with --out"
             )
         return before
-    if names - {"locks"}:
+    if names - {"locks", RUNS}:  # runs may have been copied there, from studies that share arms
         raise UserError(f"{folder} exists and holds no study: choose another folder with --out")
     return None
 
