@@ -1,7 +1,7 @@
 """Other libraries beside our training step, each used as its own documentation says.
 
     pip install lightly
-    python benchmarks/peers.py [--scale main|cpu|tiny] [--out FOLDER]
+    python benchmarks/peers.py [--scale main|cpu|tiny] [--only ARM ...] [--out FOLDER]
 
 On a GPU: lightly's SimCLR and BYOL with their own transforms, losses, heads and 16 loader workers,
 if lightly is installed. On a CPU: torchvision's transforms for the same views.
@@ -37,6 +37,7 @@ from deepbregman.benchmarking import (
 from deepbregman.commands.bench import SCALES, keep_group
 from deepbregman.config import Config, fields_of, load_recipe, override
 from deepbregman.data import ArrayImages
+from deepbregman.errors import UserError
 from deepbregman.objectives import build_run_encoder
 from deepbregman.runs import collect_provenance
 from deepbregman.training.devices import device_name
@@ -196,11 +197,16 @@ def configure_byol(encoder: str, batch_size: int) -> Config:
     return override(load_recipe("byol"), {**QUIET, **changes, "views.relative_size": 1.0})
 
 
-def peers(scale: Literal["main", "cpu", "tiny"] = "main", out: Path | None = None) -> None:
+def peers(
+    scale: Literal["main", "cpu", "tiny"] = "main",
+    only: tuple[str, ...] = (),
+    out: Path | None = None,
+) -> None:
     """Time our step and those of other libraries in turns.
 
     Args:
         scale: As in `deepbregman bench`; the first group of it.
+        only: Arms to measure besides the bare encoder, such as BYOL "lightly BYOL". By default all.
         out: Folder for bench.json and bench.png.
     """
     settings, console, fabric = SCALES[scale], Console(), launch("auto")
@@ -218,6 +224,9 @@ def peers(scale: Literal["main", "cpu", "tiny"] = "main", out: Path | None = Non
         if importlib.util.find_spec("lightly") is not None:
             arms["lightly SimCLR"] = lambda: lightly_simclr(config, images, fabric.device)
             arms["lightly BYOL"] = lambda: lightly_byol(config, images, fabric.device)
+        if unknown := set(only) - set(arms):
+            raise UserError(f"--only {unknown.pop()!r} is not one of {'; '.join(arms)}")
+        arms = {name: arms[name] for name in arms if not only or name in (BARE, *only)}
         # A peer with workers must first use up what they piled up during the others' turns.
         lead_in = {
             "torchvision views": 6,

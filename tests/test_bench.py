@@ -140,6 +140,16 @@ def test_scripts_outside_the_package_run(tmp_path):
     assert group["arms"][0]["name"] == BARE
 
 
+def test_some_arms_of_other_libraries_alone(tmp_path):
+    """Each arm is compiled, which takes longer than to time it."""
+    peers = script("peers").peers
+    peers(scale="tiny", only=("SimCLR",), out=tmp_path)
+    (group,) = json.loads((tmp_path / "bench.json").read_text())["groups"]
+    assert [arm["name"] for arm in group["arms"]] == [BARE, "SimCLR"]
+    with pytest.raises(UserError, match="--only 'byol' is not one of bare encoder; SimCLR; "):
+        peers(scale="tiny", only=("byol",))
+
+
 def test_generated_photographs_are_of_realistic_size(tmp_path):
     streaming = script("streaming")
     mean_bytes = streaming.write_photographs(tmp_path, 3)
