@@ -270,6 +270,22 @@ def test_a_finished_run_of_another_configuration_does_not_count(few_digits, out)
             run_study(kappa.STUDY, StudyOptions(out=out, train=train))
 
 
+def test_settings_of_a_term_that_is_off_may_differ(few_digits, out):
+    """Runs of an older recipe without a divergence count, whatever settings it has for one."""
+    run_study(kappa.STUDY, settings(few_digits, out, only=("none", "5"), seeds=1))
+    told = read(out)["cells"]
+    older = {"none": ("num_subnetworks", "77"), "5": ("alpha", "7.5")}  # no arccot there
+    for arm, (field, value) in older.items():
+        path = out / "runs" / f"{arm}-seed0" / "config.toml"
+        text, count = re.subn(rf"(?m)^{field} = .*", f"{field} = {value}", path.read_text())
+        path.write_text(text)
+        assert count == 1
+    with (out / "runs" / "none-seed0" / "config.toml").open("a") as config:
+        config.write("\n[teacher]\nmomentum = 0.5\n\n[weak_views]\nnum_views = 1\n")
+    run_study(kappa.STUDY, StudyOptions(out=out, train=False))
+    assert read(out)["cells"] == told
+
+
 def test_a_study_begins_with_runs_that_were_copied_there(tiny, out, monkeypatch):
     """Two studies may share an arm, under another name: it need not be trained twice."""
     first = out.with_name("kappa")

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from deepbregman.commands.pretrain import pretrain, resume
-from deepbregman.config import Config
+from deepbregman.config import Config, fields_of
 from deepbregman.data import Source
 from deepbregman.data.datasets import lack_of_labels
 from deepbregman.data.opening import open_data, split_for_monitor
@@ -69,9 +69,14 @@ class Trial:
         return self.folder.name
 
     def open_run(self) -> Run:
-        """Open the run; refuse one of another configuration, which may come from another folder."""
+        """Open the run; refuse one of another configuration, which may come from another folder.
+
+        What neither configuration uses may differ: a recipe may have got a table for a term that
+        is off in both.
+        """
         run = Run.open(self.folder)
-        changed = describe_differences(run.config, self.config, lambda name: name not in CHANGEABLE)
+        used = _list_used(run.config) | _list_used(self.config)
+        changed = describe_differences(run.config, self.config, lambda name: name in used)
         if changed:
             raise UserError(
                 f"{self.folder} is a run of another configuration ({changed}): move it away, or "
@@ -90,6 +95,11 @@ class Trial:
                 "the file or remove it"
             )
         return outcome
+
+
+def _list_used(config: Config) -> set[str]:
+    """List the fields on which what is trained depends, by dotted name."""
+    return fields_of(config).keys() - config.unused_fields.keys() - CHANGEABLE
 
 
 @dataclass(frozen=True)
