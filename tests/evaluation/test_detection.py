@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,6 +155,15 @@ def test_rows_files_and_what_is_said(run, devkit, monkeypatch):
         detect(run, data=devkit, options=replace(TINY, batch_size=3))
     (folder / "result.json").write_text('{"scores": {}')
     with pytest.raises(UserError, match=r"result\.json cannot be used .*restore it or remove"):
+        detect(run, data=devkit, options=TINY)
+
+
+def test_without_the_package_that_scores_nothing_is_trained(devkit, tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "pycocotools", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, f"{protocol.__package__}.average_precision")
+    monkeypatch.setattr(protocol, "fine_tune", lambda *_, **__: pytest.fail("it was trained"))
+    with pytest.raises(ModuleNotFoundError, match="pycocotools"):
         detect(run, data=devkit, options=TINY)
 
 

@@ -89,6 +89,9 @@ def score_detector(
     evaluation: Evaluation, architecture: Architecture, trunk: Trunk, seed: int
 ) -> Record:
     """Train and score one detector in its own folder, or read the result from there."""
+    # Only this protocol needs pycocotools. Whoever lacks it is told before hours of training.
+    from .average_precision import score_detections
+
     options, voc, device = evaluation.options.detect, evaluation.voc, evaluation.loaded.device
     name = f"{architecture}-{trunk}-seed{seed}"
     folder = evaluation.run.path / "detection" / name
@@ -132,8 +135,6 @@ def score_detector(
         workers=options.workers,
         report=lambda images: evaluation.progress(f"{name}, testing", images, len(voc.test)),
     )
-    from .average_precision import score_detections  # only this protocol needs pycocotools
-
     scores = score_detections(voc.test.objects, found)
     result: Record = {
         "settings": settings,
