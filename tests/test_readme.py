@@ -746,7 +746,7 @@ def test_the_map_of_the_paper_names_studies_and_records_that_exist():
     page = (ROOT / "docs" / "paper.md").read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", page):
         assert target.startswith("https") or (ROOT / "docs" / target).resolve().exists(), target
-    named = re.findall(r"^`?deepbregman study ([\w-]+)", page, flags=re.MULTILINE)
+    named = re.findall(r"^\$ deepbregman study ([\w-]+)", page, flags=re.MULTILINE)
     assert len(named) >= 8
     for name in named:
         assert name in SUBCOMMANDS or find_study(name).name == name
