@@ -513,3 +513,19 @@ def test_an_image_counts_by_the_mean_over_several_classifiers():
     twice = Predictions(labels, [np.array([0, 1]), np.array([1, 0])], ())
     wrong = Predictions(labels, [np.array([1, 0])] * 2, ())
     assert estimate_interval([(twice, wrong)]) == [50.0, 50.0]
+
+
+def test_recorded_runs_are_arms_of_a_comparison_of_today(tmp_path):
+    """As docs/studies.md says, so that nobody trains them again; names may be others there."""
+    records = Path(__file__).parents[2] / "results" / "studies" / "comparison-teacher" / "runs"
+    names = {"simclr": "simclr", "best": "best", "control": "best-control"}
+    for theirs, ours in names.items():
+        shutil.copytree(records / f"{theirs}-seed0", tmp_path / "both" / "runs" / f"{ours}-seed0")
+    options = StudyOptions(
+        recipes=("simclr", "best-control", "best", "best-both"),
+        data="cifar10.npz",
+        out=tmp_path / "both",
+        train=False,
+    )
+    results = open_grid(STUDY, options).save()
+    assert [cell["arm"] for cell in results["cells"]] == ["simclr", "best-control", "best"]
