@@ -317,6 +317,17 @@ class TestTar:
             with pytest.raises(UserError, match=r"something follows its end at byte"):
                 read_index([path])
 
+    def test_a_damaged_index_in_the_cache_is_made_anew(self, tmp_path):
+        shards = write_shards(tmp_path / "shards")
+        names = open_source(str(shards), image_size=32).train.names
+        cached = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+        assert cached
+        for path in cached:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 3] ^= 1  # a checksum is then wrong
+            path.write_bytes(content)
+        assert open_source(str(shards), image_size=32).train.names == names
+
     def test_a_truncated_shard_is_told_when_it_is_read(self, tmp_path):
         path = write_tar(tmp_path / "all.tar", samples(range(3), labelled=False))
         index = read_index([path])

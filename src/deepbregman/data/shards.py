@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -238,7 +239,7 @@ def _cache_file(paths: Sequence[Path]) -> Path | None:
 
 def _load_index(cache: Path) -> Index | None:
     with (
-        suppress(OSError, ValueError, EOFError, KeyError),
+        suppress(OSError, ValueError, EOFError, KeyError, BadZipFile),
         np.load(cache, allow_pickle=False) as arrays,
     ):
         names, labels = json.loads(arrays["texts"].tobytes())
