@@ -290,6 +290,22 @@ def test_endings_of_recipe_files(tmp_path, few_digits):
         plan_study(STUDY, dataclasses.replace(options, recipes=("simclr", str(file)[:-5])))
 
 
+@pytest.mark.parametrize(
+    ("name", "taken"), [("methods", "simclr+divergence"), ("learning-rates", "simclr-rate-x3")]
+)
+def test_a_file_may_not_have_the_name_of_an_arm_that_the_study_makes(
+    name, taken, tmp_path, few_digits
+):
+    """With settings of another arm, its run would count as a second seed of that arm."""
+    file = tmp_path / f"{taken}.toml"
+    file.write_text(to_toml(load_recipe("simclr")))
+    study = find_study(name)
+    assert isinstance(study, Study)
+    options = StudyOptions(data=few_digits, recipes=("simclr", str(file)), out=tmp_path / "out")
+    with pytest.raises(UserError, match=re.escape(f"two arms with the name {taken}, a recipe's")):
+        plan_study(study, options)
+
+
 def test_every_method_stands_alone_and_with_the_divergence(tmp_path, few_digits):
     study = find_study("methods")
     assert isinstance(study, Study)

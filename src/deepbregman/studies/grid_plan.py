@@ -101,6 +101,13 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     if not study.recipes:
         study = study.with_method(base)
     arms = select_usable_arms(study.arms, base)
+    names = [arm.name for arm in arms]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:  # one of them would count as more seeds of the other
+        raise UserError(
+            f"study {study.name} has two arms with the name {twice}, a recipe's and one that the "
+            "study makes: rename the file of the recipe, or leave it out"
+        )
     chosen = tuple(arm for arm in study.choose_arms(settings["only"]) if arm in arms)
     if not chosen:
         raise UserError(
