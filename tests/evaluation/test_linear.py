@@ -88,6 +88,15 @@ def test_neither_the_start_nor_the_scale_of_the_features_matters():
     assert (plain.weight - other.weight).abs().max() > 0.1
 
 
+def test_the_start_may_have_another_precision(monkeypatch):
+    """A fit of fewer rows, in float64, may be the start of one that is in float32."""
+    start = fit_linear(FEATURES[:100], LABELS[:100], num_classes=10)
+    monkeypatch.setattr(linear, "FLOAT64_ELEMENTS", 0)
+    fit = fit_linear(FEATURES[:200], LABELS[:200], num_classes=10, start=start)
+    assert start.weight.dtype == torch.float64
+    assert fit.weight.dtype == torch.float32
+
+
 def test_stopping_short_is_said(monkeypatch):
     monkeypatch.setattr(linear, "MAX_ITERATIONS", 3)
     with pytest.warns(RuntimeWarning, match="after at most 3 iterations"):

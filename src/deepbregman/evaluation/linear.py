@@ -108,7 +108,8 @@ def fit_linear(
         # The bias of an absent class would go to minus infinity: solve without it, then set that.
         weight, bias = design.new_zeros(len(present), design.shape[1]), mean.new_zeros(len(present))
         if start is not None:
-            weight, bias = start.weight[present], start.bias[present].nan_to_num(neginf=0.0)
+            weight = start.weight[present].to(design)  # more rows may be fitted in float32
+            bias = start.bias[present].to(design).nan_to_num(neginf=0.0)
         counts = torch.bincount(targets)
         shares = len(targets) / (len(counts) * counts.to(design)) if weighted else None
         weight, bias = minimise(design, targets, weight, bias, l2, shares)
