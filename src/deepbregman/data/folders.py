@@ -119,7 +119,7 @@ def list_folder(folder: Path) -> Listing:
             )
     if not tree.here and not tree.groups:
         raise UserError(
-            f"data.source {str(folder)!r}: no image in it, but {describe_ignored(tree.ignored)}; "
+            f"data.source {str(folder)!r}: no image in it, and {describe_ignored(tree.ignored)}; "
             f"images end in {' '.join(sorted(SUFFIXES))}{explain_ignored(tree.ignored)}"
         )
     train = _label(trees[0], classes)
