@@ -299,6 +299,16 @@ class TestTar:
             with pytest.raises(UserError, match=r"cannot be read .*copy it again"):
                 read_index([path])
 
+    @pytest.mark.parametrize("size", [2**40, 2**64])
+    @pytest.mark.parametrize("name", ["a.cls", "a.png"])
+    def test_a_size_that_no_file_has_takes_no_memory(self, tmp_path, name, size):
+        member = tarfile.TarInfo(name)
+        member.size = size
+        header = member.tobuf(tarfile.GNU_FORMAT)
+        (tmp_path / "all.tar").write_bytes(header + bytes(3 * 512))
+        with pytest.raises(UserError, match="cannot be read"):
+            read_index([tmp_path / "all.tar"])
+
     def test_a_damaged_header_is_not_the_end(self, tmp_path):
         path = write_tar(tmp_path / "all.tar", samples(range(1, 4), labelled=False))
         content = bytearray(path.read_bytes())

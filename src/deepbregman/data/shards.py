@@ -33,6 +33,7 @@ from deepbregman.files import digest_files, find_user_cache, replace_file
 
 _OPEN_FILES = 64
 _READ_AHEAD = 8 << 20  # bytes that the system is asked to read in one piece
+_LARGEST_LABEL = 4096  # bytes of a .cls file that are read, however many its header claims
 
 
 class Index(NamedTuple):
@@ -199,11 +200,12 @@ def _read_shard(path: Path) -> Iterator[tuple[str, int, int, str | None]]:
                 if f".{extension.rpartition('.')[2].lower()}" in SUFFIXES:
                     waiting.append((member.name, member.offset_data, member.size))
                 elif extension.lower() == "cls":
-                    content = os.pread(file.fileno(), member.size, member.offset_data)
+                    size = min(member.size, _LARGEST_LABEL)
+                    content = os.pread(file.fileno(), size, member.offset_data)
                     label = content.decode("utf-8", "replace").strip()
             yield from ((*image, label) for image in waiting)
             _check_end(file, archive)
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:  # a size may fit no file
         raise UserError(
             f"shard {str(path)!r}: cannot be read ({abbreviate(str(error))}); copy it again; if "
             "it is compressed, uncompress it, since no image can be found in it without reading all"
