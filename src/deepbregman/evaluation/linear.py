@@ -230,7 +230,7 @@ def minimise(
         message = (
             f"the fit stopped at a gradient of norm {norm:.1e}, above {100 * tolerance:.0e}, after "
             f"at most {MAX_ITERATIONS} iterations: its accuracy is not that of the optimum; "
-            "a larger l2 is reached sooner"
+            "it is reached sooner with a larger l2"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=3)
     return weight, bias

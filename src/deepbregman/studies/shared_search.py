@@ -95,8 +95,8 @@ def explain_storage_errors(folder: Path) -> Iterator[None]:
         raise UserError(
             f"the storage of the search in {folder} fails ({words}): make it reachable and "
             "writable, free space there, or restore its database from a copy, and give the same "
-            "command again; trials.csv and the runs are as they were, nothing that was complete is "
-            "lost"
+            "command again; trials.csv and the runs are as they were, and nothing that was "
+            "complete is lost"
         ) from error
 
 
