@@ -135,7 +135,7 @@ def test_in_python(few_digits, tmp_path):
     ("words", "said"),
     [
         (["auto"], "needs images"),
-        (["my_photoz"], "'my_photoz' is neither a folder or file of images, nor a dataset"),
+        (["my_photoz"], "'my_photoz' is neither a folder of images or a file of many, nor"),
         (["digit"], "did you mean 'digits'?"),
         (["digits", "--budget", "5m"], "only the recipe auto"),
         (["auto", "--data", "digits", "--budget", "soon"], "--budget soon: it must be a time"),

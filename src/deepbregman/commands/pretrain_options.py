@@ -119,8 +119,9 @@ def insert_auto(words: list[str]) -> list[str]:
     with suppress(OSError):  # there may be no such folder, or none that can be read
         known += [str(other) for other in path.parent.iterdir() if other.is_dir()]
     raise UserError(
-        f"{words[0]!r} is neither a folder or file of images, nor a dataset (`deepbregman data "
-        f"list`), a recipe (`deepbregman recipes`) or a .toml file{suggest(words[0], known)}"
+        f"{words[0]!r} is neither a folder of images or a file of many, nor a dataset "
+        "(`deepbregman data list`), a recipe (`deepbregman recipes`) or a .toml file"
+        f"{suggest(words[0], known)}"
     )
 
 
