@@ -641,6 +641,22 @@ def test_an_accent_may_be_a_letter_of_its_own(command, run, photos, tmp_path):
     }
 
 
+def test_a_table_that_a_spreadsheet_saved_in_another_code(command, run, photos, tmp_path):
+    folder = shutil.copytree(photos, tmp_path / "Südhang")
+    table = write_table(tmp_path / "few.csv", *FEW)
+    table.write_bytes(table.read_text().replace("red-1.png", "größer.png").encode("cp1252"))
+    (folder / "red-1.png").rename(folder / "größer.png")
+    code, _, err = command("label", run.path, "--labels", table, "--data", folder)
+    assert code == 2
+    words = "1 of 8 names are not images of the data ('gr��er.png'); the table is not in UTF-8"
+    assert f'{words}: in a spreadsheet, save it as "CSV UTF-8"' in " ".join(err.split())
+    table.write_bytes(table.read_bytes().replace(b",red", b",r\xf6tlich"))
+    code, _, err = command("label", run.path, "--labels", table, "--data", folder)
+    assert code == 2
+    words = "the label 'r�tlich' is not in UTF-8: in a spreadsheet, save the table as"
+    assert f'{words} "CSV UTF-8"' in " ".join(err.split())
+
+
 def test_more_errors(run, photos):
     few = {name: name.partition("-")[0] for name in FEW}
     with pytest.raises(UserError, match=r"'red-1.png' is 'blue' and 'red'"):

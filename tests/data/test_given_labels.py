@@ -38,6 +38,16 @@ def test_a_label_comes_back_as_it_was_written(tmp_path):
     assert found == [*given * 2, ("f.png", "+")]
 
 
+def test_unicode_text_of_a_spreadsheet(tmp_path):
+    path = tmp_path / "few.txt"
+    lines = [f"{image}\t{label}" for image, label, *_ in RIGHT]
+    path.write_text("\r\n".join(["image\tlabel", *lines]), encoding="utf-16", newline="")
+    assert read_labels(path) == RIGHT
+    path.write_bytes(path.read_bytes()[:-1])  # half a character
+    with pytest.raises(UserError, match=r"cannot be read as CSV .*UTF-8"):
+        read_labels(path)
+
+
 def test_folders_and_mappings(tmp_path):
     for image, label, *_ in RIGHT:
         (tmp_path / label).mkdir(exist_ok=True)
@@ -70,11 +80,16 @@ def test_what_teaches_nothing_is_refused(tmp_path, text, words):
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("code", ["cp1252", "utf-16"])
-def test_a_table_in_another_code_is_refused_with_what_to_do(tmp_path, code):
-    """As spreadsheets save it; such names and labels would be written and shown as rubbish."""
-    (tmp_path / "few.csv").write_bytes("image;label\n1;Blüte\n".encode(code))
-    with pytest.raises(UserError, match=r'not in UTF-8 .* as "CSV UTF-8"'):
+def test_a_name_need_not_be_text(tmp_path):
+    """`label` writes such names of files as they are."""
+    (tmp_path / "few.csv").write_bytes(b"image,label\n\xff1,a\n\xff2,a\n3,b\n4,b\n")
+    assert read_labels(tmp_path / "few.csv")[0].image == "\udcff1"
+
+
+def test_a_label_is_text(tmp_path):
+    """Spreadsheets save in another encoding; such labels would be written and shown as rubbish."""
+    (tmp_path / "few.csv").write_bytes("image;label\n1;Blüte\n".encode("cp1252"))
+    with pytest.raises(UserError, match="is not in UTF-8: in a spreadsheet"):
         read_labels(tmp_path / "few.csv")
 
 

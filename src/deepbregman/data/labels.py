@@ -3,8 +3,10 @@
 Needs no torch, so that a command can check them before torch is loaded.
 """
 
+import codecs
 import csv
 import os
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -92,12 +94,20 @@ def refuse_names(
     Args:
         own: folder of the run's own images, if the data are others.
     """
-    or_own = f", or to the run's own, {own}" if own else ""
+    shown = list(map(show_text, unknown))
+    why = f"names are relative to the data's folder, such as {example!r}"
+    why += f", or to the run's own, {own}" if own else ""
+    if shown != list(unknown):
+        why = 'the table is not in UTF-8: in a spreadsheet, save it as "CSV UTF-8"'
     return UserError(
         f"labels: {len(unknown)} of {given} names are not images of the data "
-        f"({quote_some(unknown)}); names are relative to the data's folder, such as "
-        f"{example!r}{or_own}"
+        f"({quote_some(shown)}); {why}"
     )
+
+
+def show_text(text: str) -> str:
+    """Replace what was not UTF-8 when it was read."""
+    return re.sub(r"[\udc80-\udcff]", "\ufffd", text)
 
 
 def check_counts(labels: list[str], where: str) -> None:
@@ -125,7 +135,11 @@ def read_table(path: Path) -> list[dict[str, str]]:
     """Read a CSV file with a row for each image; ``image`` and ``label`` are among its keys."""
     where = f"labels {str(path)!r}"
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with path.open("rb") as raw:
+            is_wide = raw.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        # A name of a file need not be text. "Unicode text" of a spreadsheet is UTF-16.
+        code, errors = ("utf-16", "strict") if is_wide else ("utf-8-sig", "surrogateescape")
+        with path.open(newline="", encoding=code, errors=errors) as file:
             first = file.readline()
             file.seek(0)
             delimiter = max(",;\t", key=first.count)  # the first of equals
@@ -134,8 +148,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
             rows = [[cell.strip() for cell in row] for row in reader]
     except UnicodeError as error:
         raise UserError(
-            f'{where}: it is not in UTF-8 ({error}); in a spreadsheet, save the table as "CSV '
-            'UTF-8"; rename images whose names are not in UTF-8'
+            f"{where}: it cannot be read as CSV ({error}); save the table in UTF-8"
         ) from None
     except (OSError, csv.Error) as error:
         raise UserError(f"{where}: it cannot be read as CSV ({error})") from None
@@ -150,6 +163,12 @@ def read_table(path: Path) -> list[dict[str, str]]:
     table = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
     for row in table:
         row |= {name: restore_text(row[name]) for name in ("image", "label")}
+    odd = next((shown for row in table if (shown := show_text(row["label"])) != row["label"]), None)
+    if odd is not None:
+        raise UserError(
+            f"{where}: the label {odd!r} is not in UTF-8: in a spreadsheet, save the table as "
+            '"CSV UTF-8"'
+        )
     return table
 
 

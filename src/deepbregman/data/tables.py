@@ -12,6 +12,7 @@ from deepbregman.data.labels import (
     index_last_parts,
     join_accents,
     read_table,
+    show_text,
 )
 from deepbregman.data.stored import SPLIT_WORDS
 from deepbregman.errors import UserError, notify
@@ -94,7 +95,7 @@ def _find_images(table: Path, names: Sequence[str]) -> list[Path]:
         if unknown:
             raise UserError(
                 f"data.source {str(table)!r}: {len(unknown)} of {len(names)} names are not one "
-                f"image in or below its folder ({quote_some(unknown)}); write the "
+                f"image in or below its folder ({quote_some(map(show_text, unknown))}); write the "
                 "path from the table's folder to each image"
             )
     return [places[name] for name in names]
