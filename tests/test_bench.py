@@ -228,15 +228,19 @@ def test_the_page_names_the_methods_that_are_slow_beside_their_passes():
 
 
 def test_the_page_has_the_speeds_of_lightly():
-    (group,) = read_record("peers")
-    speeds = {arm["name"]: arm["views_per_second"] for arm in group["arms"]}
     page = (ROOT / "docs" / "speed.md").read_text().partition("## Beside lightly")[2]
     shown = re.findall(r"^\| (\w+) \| ([\d,]+) \| ([\d,]+) \| ([\d.]+) \|$", page, re.M)
-    assert [name for name, *_ in shown] == ["SimCLR"]
+    records = {"SimCLR": "peers", "BYOL": "peers-byol"}
+    assert [name for name, *_ in shown] == list(records)
     for name, *cells in shown:
+        (group,) = read_record(records[name])
+        arms = {arm["name"]: arm for arm in group["arms"]}
+        speeds = {arm: found["views_per_second"] for arm, found in arms.items()}
         ours, theirs = speeds[name], speeds[f"lightly {name}"]
         assert ours < speeds[BARE]  # no whole step is faster; with smaller views it was
         assert cells == [f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:.1f}"]
+        assert f"{arms[f'lightly {name}']['spread']:.1f} times ({name})" in page
+        assert round(arms[name]["spread"], 2) <= 1.02
 
 
 def test_views_are_as_large_as_those_of_other_libraries():
