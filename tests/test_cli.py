@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from deepbregman import load_encoder
+from deepbregman import load_encoder, terminal
 from deepbregman.cli import COMMANDS, main
 from deepbregman.config import override, recipes, to_toml
 from deepbregman.runs import Run
@@ -777,6 +777,17 @@ def test_until_work_is_reported_a_bar_says_that_the_program_loads():
     last = shown.getvalue()[before:]
     assert "thumbnails" in last
     assert "loading" not in last
+
+
+def test_without_a_terminal_a_line_a_minute_tells_how_far_the_work_is(monkeypatch):
+    """As in the file of a cluster's job: embedding a million images takes many minutes."""
+    times = iter([0.0, 59.0, 61.0, 61.0, 90.0, 122.0, 122.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(times))
+    shown = io.StringIO()
+    with progress_bars(Console(file=shown)) as report:
+        for done in (1000, 2000, 3000, 4000, 5000):
+            report("features", done, 5000)
+    assert shown.getvalue() == "features: 2,000 of 5,000\nfeatures: 4,000 of 5,000\n"
 
 
 def test_a_bar_goes_when_its_work_is_finished():

@@ -164,7 +164,8 @@ def _for_command_line(
                 options["console"] = console
             if "progress" in signature.parameters:
                 is_silent = "console" not in signature.parameters
-                bars = progress_bars(open_lasting_console(stderr=True), says_loading=is_silent)
+                stream = open_lasting_console(stderr=True, quiet=find_process().rank > 0)
+                bars = progress_bars(stream, says_loading=is_silent)
                 options["progress"] = stack.enter_context(bars)
             result = function(*arguments, **options)
         if show is not None:

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 """Types of options that need not be given."""
 ReportProgress = Callable[[str, int, int], None]
 """Takes the name of the work, how much of it is done, and how much there is."""
+LINE_SECONDS = 60.0
+"""Without a terminal, a line tells how far the work is after so long."""
 
 
 def ignore_progress(*_: object) -> None:
@@ -99,16 +102,17 @@ def format_duration(seconds: float) -> str:
 
 @contextmanager
 def progress_bars(console: Console, says_loading: bool = False) -> Iterator[ReportProgress]:
-    """Draw a bar for each kind of work that is reported, on terminals only, until the block ends.
+    """Draw a bar for each kind of work that is reported, until the block ends.
 
     A bar appears when its work is first reported as unfinished, and goes when it is finished.
+    Where there is no terminal, a line is written once a minute instead.
 
     Args:
         says_loading: until then, a bar says that the program loads: importing torch takes seconds.
             Not for work that prints lines of its own in between.
     """
-    if not console.is_terminal:  # older versions of rich print an empty line for bars that are off
-        yield ignore_progress
+    if not console.is_terminal:
+        yield _write_lines(console)
         return
     with Progress(console=console, transient=True) as progress:
         bars: dict[str, TaskID] = {}
@@ -124,6 +128,18 @@ def progress_bars(console: Console, says_loading: bool = False) -> Iterator[Repo
                 progress.refresh()
 
         yield report
+
+
+def _write_lines(console: Console) -> ReportProgress:
+    last_line = time.monotonic()
+
+    def report(work: str, done: int, total: int) -> None:
+        nonlocal last_line
+        if done < total and time.monotonic() - last_line >= LINE_SECONDS:
+            say(console, f"{work}: {done:,} of {total:,}")
+            last_line = time.monotonic()
+
+    return report
 
 
 def open_lasting_console(*, quiet: bool = False, stderr: bool = False) -> Console:

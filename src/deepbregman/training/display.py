@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from deepbregman.runs import Record, Run
-from deepbregman.terminal import format_duration, say
+from deepbregman.terminal import LINE_SECONDS, format_duration, say
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -27,8 +27,6 @@ IN_BAR = ("total", "knn")
 LEFT_OUT = ("views_per_second", "learning_rate", "images_per_second", "active_subnetworks")
 """Metrics that a line on a terminal leaves out first where it would not fit; then loss terms, the
 divergence last."""
-LINE_SECONDS = 60.0
-"""Without a terminal, a line tells the time left after so long, once a step has ended."""
 FIRST_SECONDS = 5.0
 """Time of training after which the time left is told: the first steps are slower."""
 MEASURED_SECONDS = 20.0
