@@ -385,6 +385,36 @@ def test_a_rate_is_best_only_with_all_its_seeds(accuracies, best, tmp_path, few_
         assert found.optimiser.learning_rate == pytest.approx(best * rate)
 
 
+def test_both_rates_of_muon_are_tried_and_taken(tmp_path, few_digits):
+    """Its convolutions, most of the network, have a rate of their own."""
+    rates, methods = find_study("learning-rates"), find_study("methods")
+    assert isinstance(rates, Study)
+    assert isinstance(methods, Study)
+    folder, recipe = tmp_path / "rates", "cifar10-fast"
+    own = load_recipe(recipe).optimiser
+    assert own.name == "muon"
+    options = StudyOptions(data=few_digits, out=folder, epochs=1, recipes=(recipe,))
+    plan = plan_study(rates, options)
+    found = {arm.name: override(plan.base, arm.changes).optimiser for arm in plan.arms}
+    fast = found[f"{recipe}-rate-x3"]
+    assert fast.learning_rate == pytest.approx(3 * own.learning_rate)
+    assert fast.convolution_rate == pytest.approx(3 * own.convolution_rate)
+
+    rows = [
+        {
+            **{"arm": arm.name, "series": arm.series, "x": arm.x, "seed": 0, "run": arm.name},
+            **{"state": "complete", "metrics": {MAIN_METRIC: found[arm.name].convolution_rate}},
+        }
+        for arm in plan.arms
+    ]
+    folder.mkdir()
+    write_json(folder / "study.json", {**plan.definition, "provenance": {}})
+    write_results(folder, plan.definition, rows, {})
+    options = dataclasses.replace(options, out=tmp_path / "methods", rates=(folder,))
+    chosen = plan_study(methods, options)
+    assert override(chosen.base, chosen.arms[0].changes).optimiser.rates == fast.rates
+
+
 def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     """The rate that won on held-out images reaches both arms of its recipe, and stays."""
     rates, study = find_study("learning-rates"), find_study("methods")

@@ -351,6 +351,14 @@ class OptimiserSettings(Section):
             )
 
     @property
+    def rates(self) -> dict[str, float]:
+        """The learning rates, by the names of their fields: muon has one for convolutions."""
+        rates = {"optimiser.learning_rate": self.learning_rate}
+        if self.name == "muon":
+            rates["optimiser.convolution_rate"] = self.convolution_rate
+        return rates
+
+    @property
     def unused_fields(self) -> dict[str, str]:
         """Fields that training does not use with these settings, and why."""
         unused = ["momentum"] if self.name in ("adam", "adamw") else ["betas"]

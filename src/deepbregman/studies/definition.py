@@ -283,8 +283,8 @@ class Study:
         arms = []
         for factor in self.rate_factors:
             for name, config in configs.items():
-                rate = config.optimiser.learning_rate * factor
-                changed = override(config, {"optimiser.learning_rate": rate})
+                rates = config.optimiser.rates
+                changed = override(config, {name: rates[name] * factor for name in rates})
                 arm = name if factor == 1.0 else f"{name}-rate-x{factor:g}"
                 changes = _list_changes(base, changed)
                 arms.append(Arm(arm, changes, name, f"rate x {factor:g}"))

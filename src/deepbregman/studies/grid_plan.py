@@ -257,8 +257,7 @@ def _build_bases(
         before_arm = stored.get(name)
         config = build_config(recipe, _list_changes(options), before_arm, settings["changes"])
         if options.rates:
-            rate = find_best_rate(options.rates, name, config)
-            config = override(config, {"optimiser.learning_rate": rate})
+            config = override(config, find_best_rates(options.rates, name, config))
         if settings["evaluate_on"] == "holdout":
             config = hold_out(config)
         check_same(before_arm, config, f"study {study.name}" + f", {name}" * bool(study.recipes))
@@ -266,8 +265,8 @@ def _build_bases(
     return bases
 
 
-def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> float:
-    """Return the learning rate at which a recipe was best, in the first study of its settings."""
+def find_best_rates(folders: Sequence[Path], recipe: str, config: Config) -> dict[str, float]:
+    """Return the learning rates at which a recipe was best, in the first study of its settings."""
     others = ""
     for folder in folders:
         best = find_best_of_study(folder, recipe)
@@ -275,7 +274,7 @@ def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> floa
             continue
         changed = describe_differences(best, config, _decides_the_rate)
         if not changed:
-            return best.optimiser.learning_rate
+            return best.optimiser.rates
         others = f" with its settings of today ({changed})"
     raise UserError(
         f"--rates {' '.join(map(str, folders))}: recipe {recipe} has no rate there at which all "
@@ -287,7 +286,7 @@ def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> floa
 
 def _decides_the_rate(field: str) -> bool:
     """Return whether the best learning rate depends on a field: of method, optimiser or batch."""
-    if field in ("optimiser.learning_rate", "optimiser.warmup_epochs"):
+    if field.endswith("_rate") or field == "optimiser.warmup_epochs":
         return False
     batch = ("training.batch_size", "training.accumulate")
     return field.startswith(("objective.", "optimiser.")) or field in batch

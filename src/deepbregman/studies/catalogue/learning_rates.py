@@ -14,8 +14,8 @@ STUDY = Study(
     seeds=1,
     unequal=True,
     note=(
-        "Multiples of the rate in each recipe. Where the best is the largest or the smallest, add "
-        "further ones by --values 0.1 10 and choose recipes by --only. deepbregman study methods "
-        "--rates FOLDER takes the best of each."
+        "Multiples of the rate in each recipe, with muon of both its rates. Where the best is the "
+        "largest or the smallest, add further ones by --values 0.1 10 and choose recipes by "
+        "--only. deepbregman study methods --rates FOLDER takes the best of each."
     ),
 )
