@@ -17,6 +17,7 @@ from torch import Tensor
 
 from deepbregman.evaluation.classes import FeatureBank
 from deepbregman.evaluation.features import Features
+from deepbregman.evaluation.few import Task
 from deepbregman.evaluation.predicting import (
     Candidate,
     _draw_folds,
@@ -60,7 +61,7 @@ class TestClassifiers:
 
     def ask(self, candidate: Candidate) -> Tensor:
         bank = FeatureBank.gather(self.queries.representation)
-        return candidate.logits(self.train, self.labels, self.queries, 3, 0.5, bank)
+        return candidate.logits(Task(self.train, self.labels, self.queries, 3, 0.5, bank))
 
     def test_neighbours_vote_by_their_cosine(self):
         found = self.ask(Candidate("knn", 3))
@@ -84,8 +85,8 @@ class TestClassifiers:
         fit = LogisticRegression(C=1 / (1e-2 * 7), tol=1e-10, solver="newton-cg")
         expected = torch.from_numpy(fit.fit(design, labels.numpy()).predict_proba(asked))
         bank = FeatureBank.gather(self.queries.representation)
-        arguments = (self.train, labels, self.queries, num_classes, 0.5, bank)
-        found = Candidate("linear", 1e-2).logits(*arguments).softmax(dim=1)
+        task = Task(self.train, labels, self.queries, num_classes, 0.5, bank)
+        found = Candidate("linear", 1e-2).logits(task).softmax(dim=1)
         torch.testing.assert_close(found, expected, atol=0.01, rtol=0)  # it stops early
 
     def test_a_class_is_the_distribution_of_its_images(self):

@@ -31,7 +31,7 @@ PENALTY = 1e-2
 
 
 class Task(NamedTuple):
-    """One draw of labels, and what to classify by it."""
+    """A few labelled images, and what to classify by them."""
 
     known: Features
     labels: Tensor
@@ -41,23 +41,20 @@ class Task(NamedTuple):
     smoothing: float
     bank: FeatureBank
 
+    def divergence_logits(self) -> Tensor:
+        """Return ``-D(image || class)`` (Q, C), float64: a class is its images' distribution."""
+        known, asked = (select_features(part, "divergence") for part in (self.known, self.queries))
+        means = class_means(known, self.labels, self.num_classes)
+        return -divergence_to(asked, means, self.smoothing)
+
+    def bank_logits(self) -> Tensor:
+        """Return ``1 - D(image || class)`` (Q, C), float64, by the divergence over the bank."""
+        known, asked = self.known.representation, self.queries.representation
+        return self.bank.class_logits(known, self.labels, asked, self.num_classes)
+
 
 Rule = Callable[[Task], Tensor]
 """Predicts the classes (Q,) of the queries."""
-
-
-def nearest_distribution(task: Task) -> Tensor:
-    """Predict the class whose labelled images, as one distribution, are at the smallest D."""
-    known = select_features(task.known, "divergence")
-    means = class_means(known, task.labels, task.num_classes)
-    queries = select_features(task.queries, "divergence")
-    return divergence_to(queries, means, task.smoothing).argmin(dim=1)
-
-
-def nearest_over_bank(task: Task) -> Tensor:
-    """Predict the class of the smallest divergence over the bank of features."""
-    known, queries = task.known.representation, task.queries.representation
-    return task.bank.class_logits(known, task.labels, queries, task.num_classes).argmax(dim=1)
 
 
 def nearest_mean(task: Task, *, measure: str, centred: bool = False) -> Tensor:
@@ -89,10 +86,10 @@ RULES: dict[str, Rule] = {
     "nearest mean, cosine of centred features": partial(
         nearest_mean, measure="cosine", centred=True
     ),
-    "nearest class, divergence over a bank": nearest_over_bank,
+    "nearest class, divergence over a bank": lambda task: task.bank_logits().argmax(dim=1),
     "nearest mean, cosine of embeddings": partial(nearest_mean, measure="embedding"),
     "nearest image, divergence": partial(nearest_image, measure="divergence"),
-    "nearest distribution, divergence": nearest_distribution,
+    "nearest distribution, divergence": lambda task: task.divergence_logits().argmax(dim=1),
 }
 BY_DIVERGENCE = ("nearest image, divergence", "nearest distribution, divergence")
 

@@ -15,6 +15,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +27,10 @@ from deepbregman.data import Progress
 from deepbregman.statistics import wilson_interval
 from deepbregman.terminal import ignore_progress
 
-from .classes import FeatureBank, class_means, divergence_to
+from .classes import FeatureBank
 from .features import Features
-from .knn import VOTE_TEMPERATURE, cosine_neighbours, normalise_rows, select_features
+from .few import Task
+from .knn import VOTE_TEMPERATURE, cosine_neighbours, normalise_rows
 from .linear import measure_scale
 
 KINDS = ("knn", "linear", "divergence", "bank")
@@ -65,43 +67,35 @@ class Candidate(NamedTuple):
         over = " over a bank of images" if self.kind == "bank" else ""
         return f"nearest class by divergence{over}"
 
-    def logits(
-        self,
-        train: Features,
-        labels: Tensor,
-        queries: Features,
-        num_classes: int,
-        smoothing: float,
-        bank: FeatureBank,
-    ) -> Tensor:
-        """Learn from labelled features and return the logits (Q, C) of others, float64."""
+    def logits(self, task: Task) -> Tensor:
+        """Learn from the known images and return the logits (Q, C) of the queries, float64."""
+        known, asked = task.known.representation, task.queries.representation
         if self.kind == "guess":
-            counts = torch.bincount(labels.cpu(), minlength=num_classes)
-            return counts.double().log().repeat(len(queries.representation), 1)
+            counts = torch.bincount(task.labels.cpu(), minlength=task.num_classes)
+            return counts.double().log().repeat(len(asked), 1)
         if self.kind == "bank":
-            known, asked = train.representation, queries.representation
-            return bank.class_logits(known, labels, asked, num_classes)
-        if self.kind == "linear":
-            return _linear_logits(train, labels, queries, self.setting, self.weighted)
+            return task.bank_logits()
         if self.kind == "divergence":
-            scores, known = (select_features(part, "divergence") for part in (queries, train))
-            return -divergence_to(scores, class_means(known, labels, num_classes), smoothing)
-        found = cosine_neighbours(queries.representation, train.representation, int(self.setting))
+            return task.divergence_logits()
+        if self.kind == "linear":
+            return _linear_logits(known, task.labels, asked, self.setting, self.weighted)
+        found = cosine_neighbours(asked, known, int(self.setting))
         nearest = found.similarities[:, :1]
         weights = ((found.similarities - nearest) / VOTE_TEMPERATURE).exp().double()  # (Q, k)
-        totals = weights.new_zeros(len(weights), num_classes)
-        totals.scatter_add_(1, labels.to(weights.device)[found.indices], weights)
-        return (totals + 1.0 / num_classes).log()  # one vote of weight 1 is shared by all classes
+        totals = weights.new_zeros(len(weights), task.num_classes)
+        totals.scatter_add_(1, task.labels.to(weights.device)[found.indices], weights)
+        # One vote of weight 1 is shared by all classes.
+        return (totals + 1.0 / task.num_classes).log()
 
 
 def _linear_logits(
-    train: Features, labels: Tensor, queries: Features, l2: float, weighted: bool
+    known: Tensor, labels: Tensor, asked: Tensor, l2: float, weighted: bool
 ) -> Tensor:
     """Fit as `fit_linear` does, not to the last digit: cross-validation fits dozens of times."""
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    values = train.representation.cpu().double()
+    values = known.cpu().double()
     mean, deviation = measure_scale(values, one_scale=True)
     weights = "balanced" if weighted else None
     fit = LogisticRegression(C=1.0 / (l2 * len(values)), max_iter=1000, class_weight=weights)
@@ -110,7 +104,7 @@ def _linear_logits(
         # It warns if each class has two labels.
         warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
         fit.fit(((values - mean) / deviation).numpy(), labels.cpu().numpy())
-    design = (queries.representation.cpu().double() - mean) / deviation
+    design = (asked.cpu().double() - mean) / deviation
     logits = torch.from_numpy(fit.decision_function(design.numpy()))
     return logits if logits.ndim == 2 else torch.stack([-logits / 2, logits / 2], dim=1)
 
@@ -178,7 +172,8 @@ class _Examples:
         known, count = self.features.select(rows), len(present)
         found = torch.zeros(len(queries.representation), 1).double()  # nothing to tell apart
         if count > 1:
-            found = classifier.logits(known, truth, queries, count, self.smoothing, self.bank).cpu()
+            task = Task(known, truth, queries, count, self.smoothing, self.bank)
+            found = classifier.logits(task).cpu()
         absent = found.amin(dim=1, keepdim=True) - 1e-9  # never the answer
         logits = absent.repeat(1, self.num_classes)
         logits[:, present] = found
@@ -276,14 +271,13 @@ def predict_labels(
     probabilities[:, taught] = (logits / best.temperature).softmax(dim=1)
     probabilities[places] = functional.one_hot(labels[places], num_classes).double()
     choosing = weights if balanced else equal
+    expect = partial(_expect_interval, hits, losses, choosing, len(fold_sizes), seed)
     return Prediction(
         probabilities=probabilities,
         judged=[judged[index][0] for index in order],
         guess=guess,
-        expected=_expect_interval(hits, losses, choosing, drawn, len(fold_sizes), seed),
-        expected_balanced=_expect_interval(
-            hits, losses, choosing, weights * drawn, len(fold_sizes), seed
-        ),
+        expected=expect(drawn),
+        expected_balanced=expect(weights * drawn),
         class_accuracies=tuple(accuracies.get(place) for place in range(num_classes)),
     )
 
@@ -300,7 +294,7 @@ def _judge(
 
 
 def _expect_interval(
-    correct: Tensor, losses: Tensor, choosing: Tensor, counted: Tensor, num_folds: int, seed: int
+    correct: Tensor, losses: Tensor, choosing: Tensor, num_folds: int, seed: int, counted: Tensor
 ) -> ExpectedAccuracy:
     share = expect_accuracy(correct, losses, seed, choosing=choosing, counted=counted)
     # As many equal weights would be as informative (Kish).
