@@ -219,7 +219,7 @@ def test_a_record_that_cannot_be_written_ends_all_processes(photos, tmp_path, mo
     """What only process 0 writes is written together: the others must not wait for it forever."""
     together: list[str] = []
 
-    def run_together(fabric: object, work: Callable[[], object]) -> object:
+    def run_in_first(fabric: object, work: Callable[[], object]) -> object:
         together.append("begin")
         try:
             return work()
@@ -230,7 +230,7 @@ def test_a_record_that_cannot_be_written_ends_all_processes(photos, tmp_path, mo
         assert together[-1] == "begin"
         raise OSError(28, "no space left on device")
 
-    monkeypatch.setattr(job, "run_together", run_together)
+    monkeypatch.setattr(job, "run_in_first", run_in_first)
     monkeypatch.setattr(Run, "keep_enough", fail)
     with pytest.raises(Fault, match="no space left"), pytest.warns(Notice, match="too few"):
         pretrain("auto", data=photos, run=tmp_path / "run", budget="9s", accelerator="cpu")

@@ -30,10 +30,12 @@ from deepbregman.training.loop import Pretraining
 from deepbregman.training.notices import describe_job, describe_sharing, find_surprises, show_plan
 from deepbregman.training.planning import Facts, Plan, choose_image_size, make_plan, measure_step
 from deepbregman.training.processes import (
+    ask_first,
     broadcast,
     gather_values,
     launch,
     run_first_then_others,
+    run_in_first,
     run_together,
     start_compilers,
 )
@@ -45,7 +47,7 @@ from .pretrain_options import AutoRequest, describe_complete, read_settings, sug
 class Inputs(NamedTuple):
     """Inputs of a run besides its configuration."""
 
-    own: OwnParts | None
+    own: OwnParts
     source: Source | None = None
     """The dataset, already open."""
     images: Any = None
@@ -101,17 +103,10 @@ def train_run(
         show_plan(plan, console)
         if plan.warning:
             tell(plan.warning)
-    own = inputs.own or OwnParts()
-    start = run_first_then_others(fabric, lambda: _try_parts(config, own, resuming))
+    start = run_first_then_others(fabric, lambda: _try_parts(config, inputs.own, resuming))
     with explain_faults(config, folder), ExitStack() as held:
-
-        def hold() -> None:
-            """Keep other processes out of the run's folder."""
-            if fabric.is_global_zero:
-                held.enter_context(hold_folder(folder))
-
         if resuming:
-            run_together(fabric, hold)
+            run_in_first(fabric, lambda: held.enter_context(hold_folder(folder)))
         if source is None:
             with console.status(f"opening {escape(config.data.source)} ..."):
                 source = run_first_then_others(fabric, lambda: inputs.open(config))
@@ -122,19 +117,18 @@ def train_run(
         job, num_held_out = _assemble(config, source, fabric, folder, resuming, inputs)
 
         def begin() -> None:
-            hold()
-            if enough and fabric.is_global_zero:
+            held.enter_context(hold_folder(folder))
+            if enough:
                 job.run.keep_enough(enough)
 
         if not resuming:
-            run_together(fabric, begin)
+            run_in_first(fabric, begin)
         for note in (*job.notes, *find_surprises(config, job.num_seen)):
             tell(note)
         for words in (*describe_job(job, source, num_held_out, start, resuming), *sharing):
             say(console, words)
         build = partial(build_knn_monitor, source.train, config, fabric.device)
-        # Process 0 measures for all.
-        monitor = run_together(fabric, build if fabric.is_global_zero else lambda: None)
+        monitor = run_in_first(fabric, build)
         begun = job.step
         run = job.fit(monitor, console, warns)
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
@@ -155,8 +149,9 @@ def _assemble(
     kept, held_out = run_together(fabric, lambda: split_for_monitor(source.train, config))
     labels = run_together(fabric, lambda: select_labels(source, kept, config))
     images = select_images(source, kept, labelled=labels is not None)
-    own = inputs.own or OwnParts()
-    job = Pretraining(config, images, fabric, folder, resuming, own, labels, inputs.callbacks)
+    job = Pretraining(
+        config, images, fabric, folder, resuming, inputs.own, labels, inputs.callbacks
+    )
     return job, len(held_out)
 
 
@@ -174,8 +169,7 @@ def _choose_settings(
         side = run_together(fabric, find_side)
         size = choose_image_size(side, on_gpu)
         sized = override(config, {size.field: given.get(size.field, size.value)})
-        own = inputs.own or OwnParts()
-        run_first_then_others(fabric, lambda: _try_parts(sized, own, False))
+        run_first_then_others(fabric, lambda: _try_parts(sized, inputs.own, False))
         opened = run_first_then_others(fabric, lambda: inputs.open(sized))
         kept, _ = run_together(fabric, lambda: split_for_monitor(opened.train, sized))
         images = select_images(opened, kept, labelled=sized.objective.needs_labels)
@@ -192,15 +186,10 @@ def _choose_settings(
 
         def measure(tried: Config, seconds: float) -> float:
             processes = fabric.world_size
-            return measure_step(tried, images.frame, fabric.device, processes, own, seconds)
+            return measure_step(tried, images.frame, fabric.device, processes, inputs.own, seconds)
 
         status.update("measuring the speed of a few steps, to plan the length ...")
-
-        def choose() -> Plan | None:
-            return make_plan(sized, facts, given, size, measure) if fabric.is_global_zero else None
-
-        plan = broadcast(fabric, run_together(fabric, choose))
-    assert plan is not None  # process 0 made one
+        plan = ask_first(fabric, lambda: make_plan(sized, facts, given, size, measure))
     return plan, opened
 
 

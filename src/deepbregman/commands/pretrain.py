@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Source
-    from deepbregman.objectives import OwnParts
     from deepbregman.objectives.own import Augment, MakeObjective
     from deepbregman.training.callbacks import Callback
 
@@ -109,14 +108,11 @@ def pretrain(
     """
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe
     _check_callbacks(callbacks)
-    given = dict(changes or {})
-    own, images = _collect_own(encoder, augment, objective), None
+    given, images = {**_mark_own(encoder, augment, objective), **(changes or {})}, None
     if isinstance(data, str | Path):
         given["data.source"] = str(data)
     elif data is not None:
         given["data.source"], images = "custom", data
-    if own is not None:
-        given = {**own.as_changes(), **given}
     config = override(config, given)
     request = read_request(recipe, given, budget)
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
@@ -134,8 +130,9 @@ def pretrain(
             if console is not None:
                 say(console, describe_complete(Run(folder), there, is_auto=request is not None))
             return Run(folder)
-    from .job import Inputs, train_run
+    from .job import Inputs, OwnParts, train_run
 
+    own = OwnParts(encoder, augment, objective)
     inputs = Inputs(own, source, images, tuple(callbacks))
     return train_run(config, folder, False, accelerator, console, inputs, request)
 
@@ -162,17 +159,17 @@ def _check_callbacks(callbacks: "Sequence[Callback]") -> None:
                 )
 
 
-def _collect_own(
+def _mark_own(
     encoder: "nn.Module | None",
     augment: "Augment | Mapping[str, Augment] | None",
     objective: "MakeObjective | None",
-) -> "OwnParts | None":
-    """Collect the parts of the user's own; without any, torch is not loaded yet."""
+) -> dict[str, Any]:
+    """Return the fields that mark parts of the user's own; without any, torch is not loaded yet."""
     if encoder is None and augment is None and objective is None:
-        return None
+        return {}
     from deepbregman.objectives import OwnParts
 
-    return OwnParts(encoder, augment, objective)
+    return OwnParts(encoder, augment, objective).as_changes()
 
 
 def resume(
@@ -225,9 +222,9 @@ def resume(
     number = _count_processes(devices, accelerator)
     if must_start_processes(number, nodes):
         _start_processes(number or 1, nodes or 1, folder, [])
-    own = _collect_own(encoder, augment, objective)
-    from .job import Inputs, train_run
+    from .job import Inputs, OwnParts, train_run
 
+    own = OwnParts(encoder, augment, objective)
     inputs = Inputs(own, source, data, tuple(callbacks))
     return train_run(config, folder, True, accelerator, console, inputs)
 

@@ -40,7 +40,15 @@ from .faults import Guard, Interrupted, StoppedAtOnce, format_resume_command, wa
 from .health import Health, judge, should_stop
 from .loggers import Loggers
 from .optimisers import build_optimiser, set_learning_rates
-from .processes import Vote, broadcast, compile_step, gather_views, run_together, synchronise_norms
+from .processes import (
+    Vote,
+    ask_first,
+    compile_step,
+    gather_views,
+    run_in_first,
+    run_together,
+    synchronise_norms,
+)
 from .randomness import BatchShare, count_steps
 from .weights import find_weights
 
@@ -187,7 +195,7 @@ class Pretraining:
             warns: tell what the user should look at by a :class:`Notice`, not on the console.
         """
         settings = self.config.training
-        self.events = run_together(self.fabric, self._open_events)
+        self.events = run_in_first(self.fabric, self._open_events)
         console = console or Console(quiet=True)
         warn = partial(notify, stacklevel=4)
         display = Display(
@@ -212,18 +220,18 @@ class Pretraining:
         loggers = self.loggers or nullcontext()
         with display, closing_events, loggers, self._leave_if_compiling(), signals as received:
             where = self.run, self.step, self.total_steps
-            run_together(self.fabric, partial(self._call_callbacks, "on_start", *where))
+            run_in_first(self.fabric, partial(self._call_callbacks, "on_start", *where))
             if self.total_steps == 0 and not self.is_restored:
                 record = {"epoch": 0, "step": 0}
                 close = partial(self._close_epoch, record, monitor, display)
-                run_together(self.fabric, close)
+                run_in_first(self.fabric, close)
             if not (ends or self._is_compiling) and self.fabric.device.type == "cpu":
                 # So that the first step, which may take minutes, counts.
                 display.show_step(self.step)
             while not ends:
                 record = self._run_epoch(feed, display, received)
                 close = partial(self._close_epoch, record, monitor, display)
-                run_together(self.fabric, close)
+                run_in_first(self.fabric, close)
                 ends = self._is_over()
                 self.vote.cast(received)
                 self.vote.close()
@@ -231,18 +239,16 @@ class Pretraining:
                     self._save_and_leave(self.vote.outcome)
         if self.fabric.is_global_zero:
             self._write_result(record, console)
-        self._call_callbacks("on_end", self.run)
+            self._call_callbacks("on_end", self.run)
         if self.vote.outcome:  # a study must not go on with its other runs
             self._leave(self.vote.outcome, "the run is complete")
         return self.run
 
     def _open_events(self) -> "SummaryWriter | None":
-        """Open the TensorBoard events, in process 0 only and where they are wanted."""
+        """Open the TensorBoard events where they are wanted; in process 0 only."""
         settings = self.config.training
         is_wanted = settings.tensorboard or "tensorboard" in settings.logger
-        if not (is_wanted and self.fabric.is_global_zero):
-            return None
-        return open_events(self.run, self.step)
+        return open_events(self.run, self.step) if is_wanted else None
 
     def _write_result(self, last: Record, console: Console) -> None:
         """Write what pretraining ended with, unless it is written already.
@@ -270,9 +276,8 @@ class Pretraining:
 
     def _call_callbacks(self, event: str, *details: object) -> None:
         """Call the method of this name of every callback, in process 0 only."""
-        if self.fabric.is_global_zero:
-            for callback in self.callbacks:
-                getattr(callback, event)(*details)
+        for callback in self.callbacks:
+            getattr(callback, event)(*details)
 
     def _is_over(self) -> bool:
         """Whether all steps are taken, or the run stops early, which process 0 decides."""
@@ -284,14 +289,12 @@ class Pretraining:
             return False
 
         def stops() -> bool:
-            if not self.fabric.is_global_zero:
-                return False
             records = self.run.metrics()
             if not records or records[-1].get("step") != self.step:
                 return False
             return "stopped" in records[-1] or (may_stop and should_stop(records))
 
-        return broadcast(self.fabric, run_together(self.fabric, stops))
+        return ask_first(self.fabric, stops)
 
     def advance(self, feed: Iterator[Batch]) -> StepOutputs:
         """Take one optimiser step on the next batches; nothing here waits for the device."""
@@ -442,8 +445,6 @@ class Pretraining:
 
     def _close_epoch(self, record: Record, monitor: Monitor | None, display: Display) -> None:
         """Evaluate the networks, then write and show the epoch's metrics; in process 0 only."""
-        if not self.fabric.is_global_zero:
-            return
         settings, epoch = self.config.training, record["epoch"]
         ends = epoch == settings.epochs
         self.step_module.eval()

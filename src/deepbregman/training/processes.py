@@ -151,6 +151,16 @@ def run_together(fabric: Fabric, work: Callable[[], T]) -> T:
     raise ReportedElsewhere(codes[failed[0]]) from mine
 
 
+def run_in_first(fabric: Fabric, work: Callable[[], T]) -> T | None:
+    """Run a function in process 0 alone; if it fails there, it fails in all. Others get None."""
+    return run_together(fabric, lambda: work() if fabric.is_global_zero else None)
+
+
+def ask_first(fabric: Fabric, work: Callable[[], T]) -> T:
+    """Run a function in process 0 alone, and return its value in every process."""
+    return broadcast(fabric, run_in_first(fabric, work))  # type: ignore[return-value]  # process 0's
+
+
 def run_first_then_others(fabric: Fabric, work: Callable[[], T]) -> T:
     """Run a function in one process of each machine, then in the others: it may download a file."""
     done = run_together(fabric, lambda: [work()] if fabric.local_rank == 0 else [])
