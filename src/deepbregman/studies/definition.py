@@ -248,13 +248,16 @@ class Study:
             arms.append(arm)
         return dataclasses.replace(self, arms=tuple(arms))
 
-    def with_recipes(self, configs: Mapping[str, Config]) -> "Study":
+    def with_recipes(self, configs: Mapping[str, Config], values: Sequence[Any] = ()) -> "Study":
         """Make the arms of a study that compares recipes.
 
         The first recipe is the reference. An arm changes every field that differs from it.
+
+        Args:
+            values: further multiples of the learning rates, if the arms are such multiples.
         """
         if self.rate_factors:
-            return self._with_rates(configs)
+            return self._with_rates(configs, values)
         reference, base = next(iter(configs.items()))
         arms: list[Arm] = []
         for name, config in self._pair_with_divergence(configs):
@@ -262,33 +265,32 @@ class Study:
             series = OURS if config.divergence.is_on else series
             x = name.removesuffix(PLUS_DIVERGENCE)
             arms.append(Arm(name, _list_changes(base, config), x, series))
-        return dataclasses.replace(
+        made = dataclasses.replace(
             self, arms=tuple(arms), recipes=tuple(configs), reference=reference
         )
+        return made.with_values(values)  # it takes none
 
-    def with_rate_factors(self, factors: Sequence[Any]) -> "Study":
-        """Add multiples of each recipe's learning rate."""
-        for factor in factors:
+    def _with_rates(self, configs: Mapping[str, Config], more: Sequence[Any]) -> "Study":
+        """Make an arm of every recipe for each multiple of its learning rate."""
+        for factor in more:
             if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
                 raise UserError(
                     f"--values {factor}: a multiple of the learning rate must be a number above 0, "
                     "such as 0.1"
                 )
-        joined = dict.fromkeys([*self.rate_factors, *map(float, factors)])
-        return dataclasses.replace(self, rate_factors=tuple(joined))
-
-    def _with_rates(self, configs: Mapping[str, Config]) -> "Study":
-        """Make an arm of every recipe for each multiple of its learning rate."""
+        factors = tuple(dict.fromkeys([*self.rate_factors, *map(float, more)]))
         base = next(iter(configs.values()))
         arms = []
-        for factor in self.rate_factors:
+        for factor in factors:
             for name, config in configs.items():
                 rates = config.optimiser.rates
                 changed = override(config, {name: rates[name] * factor for name in rates})
                 arm = name if factor == 1.0 else f"{name}-rate-x{factor:g}"
                 changes = _list_changes(base, changed)
                 arms.append(Arm(arm, changes, name, f"rate x {factor:g}"))
-        return dataclasses.replace(self, arms=tuple(arms), recipes=tuple(configs))
+        return dataclasses.replace(
+            self, arms=tuple(arms), recipes=tuple(configs), rate_factors=factors
+        )
 
     def _pair_with_divergence(self, configs: Mapping[str, Config]) -> Iterable[tuple[str, Config]]:
         for name, config in configs.items():

@@ -91,15 +91,11 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     settings = _merge_options(study, options, before)
     bases = _build_bases(study, options, settings, before, folder)
     base, unequal = next(iter(bases.values())), []
-    if study.rate_factors:
-        study = study.with_rate_factors(settings["values"])
     if study.recipes:
         unequal = check_budget(bases, unequal=settings["unequal"] or study.unequal)
-        study = study.with_recipes(bases)
-    if not study.rate_factors:
-        study = study.with_values(settings["values"])
-    if not study.recipes:
-        study = study.with_method(base)
+        study = study.with_recipes(bases, settings["values"])
+    else:
+        study = study.with_values(settings["values"]).with_method(base)
     arms = select_usable_arms(study.arms, base)
     names = [arm.name for arm in arms]
     twice = next((name for name in names if names.count(name) > 1), None)
