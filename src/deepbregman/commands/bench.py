@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 
@@ -12,11 +12,6 @@ from deepbregman.runs import collect_provenance
 from deepbregman.terminal import MaybePath
 
 from .parameters import Accelerator, PythonOnly
-
-if TYPE_CHECKING:
-    ScaleName = str  # checked when the function is called
-else:
-    ScaleName = Literal["main", "large", "cpu", "tiny"]
 
 
 class Scale(NamedTuple):
@@ -40,7 +35,7 @@ MAIN_ARMS = ("SimCLR", "K=100")
 
 def bench(
     *,
-    scale: ScaleName = "main",
+    scale: Literal["main", "large", "cpu", "tiny"] = "main",
     only: tuple[str, ...] = (),
     out: MaybePath = None,
     accelerator: Accelerator = "auto",

@@ -2,7 +2,7 @@
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
 import tyro
 from rich.console import Console
@@ -29,11 +29,7 @@ if TYPE_CHECKING:
     from deepbregman.evaluation.exploring import Exploration
     from deepbregman.reporting.explorer import Explorer
 
-    FormatName = str  # checked when the function is called
-else:
-    FormatName = Literal["html", "parquet"]
-
-FORMATS = ("html", "parquet")
+Format = Literal["html", "parquet"]
 TITLES = {"cosine": "nearest by cosine", "divergence": "nearest by divergence D(image ‖ other)"}
 
 
@@ -53,7 +49,7 @@ def explore(
     labels: MaybePath = None,
     clusters: MaybeNumber = None,
     split: Literal["train", "test", "all"] = "all",
-    format: FormatName = "html",
+    format: Format = "html",
     seed: int = 0,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
@@ -86,9 +82,10 @@ def explore(
         encoder: If the run trained an encoder of your own: a module of the same structure.
     """
     out = Path(out)
-    require_known("format", format, FORMATS)
+    formats = get_args(Format)
+    require_known("format", format, formats)
     other = out.suffix.removeprefix(".")
-    if other in FORMATS and other != format:
+    if other in formats and other != format:
         raise UserError(
             f"--out {out}: --format is {format}; add --format {other}, or give the file a name "
             f"with the ending .{format}"

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
     from deepbregman.exporting.formats import Content
 
-    FormatName = str  # checked when the function is called
-else:
-    FormatName = Literal["torchvision", "timm", "safetensors", "onnx", "detectron2"]
-
 RESNETS = tuple(name for name in STAGED if name.startswith("resnet"))
 
 
@@ -61,7 +57,7 @@ def export(
     run: tyro.conf.Positional[RunFolder],
     out: Path,
     *,
-    format: FormatName,
+    format: Literal["torchvision", "timm", "safetensors", "onnx", "detectron2"],
     encoder: PythonOnly["nn.Module | None"] = None,
 ) -> Exported:
     """Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.
