@@ -25,7 +25,6 @@ from .gallery import (
     PICTURE,
     Gallery,
     OpenedRun,
-    Pixels,
     image_name,
     join_features,
     open_gallery,
@@ -151,7 +150,12 @@ def _answer_queries(
         for query in queries
     ]
     features = join_features(parts)
-    nearest: list[dict[str, list[tuple[int, float]]]] = [{} for _ in queries]
+    names, classes = gallery.names, opened.name_classes(gallery)
+
+    def show(index: int) -> Image:
+        return Image(names[index], classes[index], lambda: gallery.pictures([index])[index])
+
+    answers = [Answer(_show_query(query, opened), {}) for query in queries]
     for measure in measures:
         asked, bank = select_features(features, measure), select_features(gallery.features, measure)
         # One more than asked for, since a query that is in the gallery will not count.
@@ -160,31 +164,18 @@ def _answer_queries(
         )
         sign = 1.0 if measure == "cosine" else -1.0
         values = (sign * found.similarities + 0.0).tolist()  # a divergence of -0.0 is 0.0
-        columns = (nearest, queries, found.indices.tolist(), values)
+        columns = (answers, queries, found.indices.tolist(), values)
         for answer, query, indices, row in zip(*columns, strict=True):
             pairs = zip(indices, row, strict=True)
-            answer[measure] = [pair for pair in pairs if pair[0] != query.row][:k]
-    wanted = {index for answer in nearest for row in answer.values() for index, _ in row}
-    pixels, names = gallery.pictures(sorted(wanted)), gallery.names
-    classes = opened.name_classes(gallery)
-    answers = []
-    for query, rows in zip(queries, nearest, strict=True):
-        label = query.images.labels
-        known = None if label is None else opened.source.class_name(int(label[0]))
-        hits = {
-            measure: tuple(
-                Hit(Image(names[i], classes[i], partial(pixels.__getitem__, i)), value)
-                for i, value in row
-            )
-            for measure, row in rows.items()
-        }
-        answers.append(Answer(Image(query.name, known, partial(_read_query, query)), hits))
+            others = [pair for pair in pairs if pair[0] != query.row][:k]
+            answer.hits[measure] = tuple(Hit(show(index), value) for index, value in others)
     return answers
 
 
-def _read_query(query: _Query) -> Pixels:
-    (shown,) = read_pictures(query.images.images)
-    return shown
+def _show_query(query: _Query, opened: OpenedRun) -> Image:
+    label = query.images.labels
+    known = None if label is None else opened.source.class_name(int(label[0]))
+    return Image(query.name, known, lambda: read_pictures(query.images.images)[0])
 
 
 def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex | None:
