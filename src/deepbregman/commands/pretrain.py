@@ -130,7 +130,9 @@ def pretrain(
             if console is not None:
                 say(console, describe_complete(Run(folder), there, is_auto=request is not None))
             return Run(folder)
-    from .job import Inputs, OwnParts, train_run
+    from deepbregman.objectives import OwnParts
+
+    from .job import Inputs, train_run
 
     own = OwnParts(encoder, augment, objective)
     inputs = Inputs(own, source, images, tuple(callbacks))
@@ -222,7 +224,9 @@ def resume(
     number = _count_processes(devices, accelerator)
     if must_start_processes(number, nodes):
         _start_processes(number or 1, nodes or 1, folder, [])
-    from .job import Inputs, OwnParts, train_run
+    from deepbregman.objectives import OwnParts
+
+    from .job import Inputs, train_run
 
     own = OwnParts(encoder, augment, objective)
     inputs = Inputs(own, source, data, tuple(callbacks))
