@@ -193,8 +193,8 @@ def test_pictures_show_more_than_the_encoder_sees(run, tmp_path):
     for index in range(4):
         Image.new("RGB", (400, 300), (60 * index, 90, 20)).save(large / f"{index}.jpg")
     images = open_run(run, str(large), accelerator="cpu")
-    drawn = draw_images(images, 4, 0, with_pixels=True)
-    assert [pixels.shape for pixels in drawn.values() if pixels is not None] == [(120, 160, 3)] * 4
+    drawn = draw_images(images, 4, 0)
+    assert [image.pixels.shape for image in drawn] == [(120, 160, 3)] * 4
     seen = open_gallery(images, "all").pictures([0, 1], 0)
     assert max(seen[0].shape) < 20
 

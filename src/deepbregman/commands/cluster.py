@@ -111,10 +111,10 @@ def write_sheet(path: Path, method: str, clusters: "Sequence[TypicalCluster]") -
 
     strips = []
     for number, size, images in clusters:
-        tiles = [
-            Tile(pixels, str(rank), format_distance(distance), caption_image(name, known))
-            for rank, (name, known, pixels, distance) in enumerate(images, start=1)
-        ]
+        tiles = []
+        for rank, image in enumerate(images, start=1):
+            lines = caption_image(image.name, image.class_name)
+            tiles.append(Tile(image.pixels, str(rank), format_distance(image.distance), lines))
         title = f"cluster {number}: {count_words(size, 'image')}, the most typical"
         strips.append(Strip(title, tuple(tiles)))
     caption = f"{METHODS[method]}; below an image: its rank, and its {DISTANCES[method]}"

@@ -66,7 +66,6 @@ def duplicates(
     found = find_duplicates(
         images,
         threshold=threshold,
-        with_pixels=sheet is not None,
         out=None if out is None else Path(out),
         progress=progress or ignore_progress,
     )
@@ -111,7 +110,6 @@ def write_sheet(path: Path, found: "Duplicates") -> None:
     from deepbregman.reporting.sheets import Panel, Strip, Tile, caption_image, write_contact_sheet
 
     def draw(copy: "Copy") -> Tile:
-        assert copy.pixels is not None
         lines = caption_image(copy.name, copy.class_name)
         return Tile(copy.pixels, copy.kind, f"{copy.cosine:.3f}", lines)
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Source
-    from deepbregman.evaluation.gallery import Pixels
     from deepbregman.evaluation.labelling import Labelling
     from deepbregman.evaluation.predicting import ExpectedAccuracy
+    from deepbregman.evaluation.search_index import Image
 
     Labels: TypeAlias = Mapping[str, str] | Path | str
 else:
@@ -143,7 +143,6 @@ def label(
         kinds=by,
         balanced=balanced,
         suggest=suggest,
-        with_pixels=sheet is not None,
         out=None if out is None else Path(out),
         seed=seed,
         progress=progress or ignore_progress,
@@ -198,15 +197,13 @@ def draw(
     from deepbregman.evaluation.labelling import draw_images
     from deepbregman.files import create_csv
 
-    drawn = draw_images(images, suggest, seed, with_pixels=sheet is not None)
-    create_csv(out, [{"image": name, "label": ""} for name in drawn])
+    drawn = draw_images(images, suggest, seed)
+    create_csv(out, [{"image": image.name, "label": ""} for image in drawn])
     if sheet is not None:
-        tiles = [
-            (str(place), "", (name,), pixels)
-            for place, (name, pixels) in enumerate(drawn.items(), start=1)
-        ]
-        _write_tiles(Path(sheet), f"label these first, in the order of {out.name}", tiles)
-    return FirstImages(tuple(drawn), out, sheet, images.loaded.run.path, images.other_data)
+        words = [("", image.name) for image in drawn]
+        _write_images(Path(sheet), f"label these first, in the order of {out.name}", drawn, words)
+    names = tuple(image.name for image in drawn)
+    return FirstImages(names, out, sheet, images.loaded.run.path, images.other_data)
 
 
 def show_draw(found: FirstImages, console: Console) -> None:
@@ -375,21 +372,20 @@ def _describe(expected: "ExpectedAccuracy") -> str:
 
 def write_sheet(path: Path, found: "Labelling") -> None:
     """Draw the images that are most useful to label next."""
-    tiles = [
-        (str(rank), f"{100 * one.probability:.0f} %", (f"{one.guess}?", one.name), one.pixels)
-        for rank, one in enumerate(found.suggestions, start=1)
+    words = [
+        (f"{100 * one.probability:.0f} %", f"{one.guess}?", one.name) for one in found.suggestions
     ]
-    _write_tiles(path, "label next, the most useful first", tiles)
+    _write_images(path, "label next, the most useful first", found.suggestions, words)
 
 
-def _write_tiles(
-    path: Path, title: str, tiles: "Sequence[tuple[str, str, tuple[str, ...], Pixels | None]]"
+def _write_images(
+    path: Path, title: str, images: "Sequence[Image]", words: Sequence[tuple[str, ...]]
 ) -> None:
-    """Draw images, each with a title, a value and lines below it."""
+    """Draw images, numbered; the first word stands beside the number, the others below."""
     from deepbregman.reporting.sheets import Panel, Strip, Tile, write_contact_sheet
 
-    drawn = []
-    for name, value, lines, pixels in tiles:
-        assert pixels is not None  # they were asked for
-        drawn.append(Tile(pixels, name, value, lines))
-    write_contact_sheet(path, [Panel(None, (Strip(title, tuple(drawn)),))])
+    tiles = [
+        Tile(image.pixels, str(place), value, tuple(lines))
+        for place, (image, (value, *lines)) in enumerate(zip(images, words, strict=True), start=1)
+    ]
+    write_contact_sheet(path, [Panel(None, (Strip(title, tuple(tiles)),))])

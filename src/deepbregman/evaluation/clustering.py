@@ -33,10 +33,11 @@ from deepbregman.training.randomness import derive_seed
 
 from .classes import sum_classes
 from .features import Features
-from .gallery import Gallery, OpenedRun, Pixels, open_gallery
+from .gallery import Gallery, OpenedRun, open_gallery
 from .inputs import Evaluation
 from .linear import FLOAT64_ELEMENTS
 from .results import Measurement, make_rows
+from .search_index import Image
 
 METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learned divergence"}
 """Method, and the name of its variant in rows."""
@@ -287,12 +288,10 @@ class Partition(NamedTuple):
     """For each seed, the mean squared distance or the mean divergence to the centroid."""
 
 
-class TypicalImage(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class TypicalImage(Image):
     """An image that is typical of its cluster."""
 
-    name: str
-    class_name: str | None
-    pixels: Pixels
     distance: float
     """One minus the cosine with the cluster's mean, or the divergence D(image || mean)."""
 
@@ -355,12 +354,12 @@ def cluster_images(
     if out is None:
         return Clustering(gallery.names, partitions, rows)
     typical = {
-        method: find_typical(opened, gallery, method, part.assignment)
+        method: find_typical(gallery, method, part.assignment, smoothing)
         for method, part in partitions.items()
     }
     columns: dict[str, Sequence[object]] = {"image": gallery.names}
     if gallery.labels is not None:
-        columns["class"] = opened.name_classes(gallery)
+        columns["class"] = gallery.classes
     columns |= {method: part.assignment.tolist() for method, part in partitions.items()}
     lines = zip(*columns.values(), strict=True)
     create_csv(out, [dict(zip(columns, line, strict=True)) for line in lines])
@@ -451,25 +450,19 @@ def rank_members(
 
 
 def find_typical(
-    opened: OpenedRun, gallery: Gallery, method: str, assignment: Tensor
+    gallery: Gallery, method: str, assignment: Tensor, smoothing: float
 ) -> list[TypicalCluster]:
     """Collect the most typical images of the largest clusters; empty clusters are left out."""
-    features, smoothing = gallery.features, opened.loaded.config.divergence.smoothing
-    assignment = assignment.to(features.representation.device)
+    assignment = assignment.to(gallery.features.representation.device)
     sizes = torch.bincount(assignment)
     largest = sizes.argsort(descending=True, stable=True)[:SHOWN_CLUSTERS].tolist()
-    ranked = {}
+    clusters = []
     for number in largest:
         members = (assignment == number).nonzero().flatten()
         if len(members):
-            found, far = rank_members(method, features, members, smoothing)
-            ranked[number] = list(
-                zip(found[:SHOWN_IMAGES].tolist(), far[:SHOWN_IMAGES].tolist(), strict=True)
-            )
-    pixels = gallery.pictures([i for pairs in ranked.values() for i, _ in pairs])
-    names, classes = gallery.names, opened.name_classes(gallery)
-    clusters = []
-    for number, pairs in ranked.items():
-        images = [TypicalImage(names[i], classes[i], pixels[i], far) for i, far in pairs]
-        clusters.append(TypicalCluster(number, int(sizes[number]), images))
+            ranked = rank_members(method, gallery.features, members, smoothing)
+            found, far = (part[:SHOWN_IMAGES].tolist() for part in ranked)
+            shown = gallery.show(found)
+            images = [TypicalImage(*shown[i], d) for i, d in zip(found, far, strict=True)]
+            clusters.append(TypicalCluster(number, len(members), images))
     return clusters

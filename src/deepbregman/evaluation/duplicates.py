@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from deepbregman.files import create_csv
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, ignore_progress
 
+from . import search_index
 from .gallery import Gallery, OpenedRun, Pixels, open_gallery
 from .knn import normalise_rows
 
@@ -43,17 +43,15 @@ _ENTRIES = 2**24  # entries of the matrix of all pairs that are computed at a ti
 _DECODED = 512  # images at a time
 
 
-class Copy(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Copy(search_index.Image):
     """An image of a group of duplicates."""
 
-    name: str
     kind: str
     """``first`` of its group, ``exact`` copy of one before it, or ``near``."""
     cosine: float
     num_bytes: int | None
     """Size of its file."""
-    class_name: str | None
-    pixels: Pixels | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +113,6 @@ def find_duplicates(
     opened: OpenedRun,
     *,
     threshold: float | None,
-    with_pixels: bool,
     out: Path | None,
     progress: ReportProgress = ignore_progress,
 ) -> Duplicates:
@@ -134,8 +131,7 @@ def find_duplicates(
     exact = [(group[0], other) for group in identical for other in group[1:]]
     pairs = torch.cat([near, torch.tensor(exact, dtype=torch.int64).view(-1, 2)])
     groups = connect(pairs, len(features))
-    names, classes = gallery.names, opened.name_classes(gallery)
-    sizes = None
+    names, sizes = gallery.names, None
     files = [part for part in images if isinstance(part, FileImages)]
     if len(files) == len(images):
         places = [place for part in files for place in part.paths]
@@ -145,8 +141,7 @@ def find_duplicates(
         links = {i: _count_links(places[i]) for i in sizes}
         groups = [sorted(g, key=lambda i: (-sizes[i], links[i], lengths[i], i)) for g in groups]
     groups.sort(key=lambda group: (-len(group), group[0]))
-    shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]
-    pixels = gallery.pictures(shown) if with_pixels else {}
+    shown = gallery.show([i for group in groups for i in group])
     original = {i: group[0] for group in identical for i in group}  # the first of equal content
 
     def describe(group: Sequence[int]) -> list[Copy]:
@@ -159,7 +154,7 @@ def find_duplicates(
             kind = "exact" if content in seen else "near" if copies else "first"
             seen.add(content)
             size = None if sizes is None else sizes[index]
-            copies.append(Copy(names[index], kind, cosine, size, classes[index], pixels.get(index)))
+            copies.append(Copy(*shown[index], kind, cosine, size))
         return copies
 
     found = Duplicates([describe(group) for group in groups], threshold, len(features), out)
@@ -232,8 +227,9 @@ def _write(path: Path, found: Duplicates) -> None:
     rows: list[Record] = []
     columns = ("group", "image", "copy", "cosine")
     for number, group in enumerate(found.groups, start=1):
-        for name, kind, cosine, num_bytes, known, _ in group:
-            row = {"group": number, "image": name, "copy": kind, "cosine": f"{cosine:.4f}"}
-            more = {"bytes": num_bytes, "class": known}
+        for copy in group:
+            row = {"group": number, "image": copy.name, "copy": copy.kind}
+            row["cosine"] = f"{copy.cosine:.4f}"
+            more = {"bytes": copy.num_bytes, "class": copy.class_name}
             rows.append(row | {key: value for key, value in more.items() if value is not None})
     create_csv(path, rows, columns)

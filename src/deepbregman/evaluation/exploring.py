@@ -114,7 +114,8 @@ def explore_images(
         in_run: names of the table that are of files in the run's own folder.
     """
     splits = _sample(opened.splits(split), seed)
-    gallery = Gallery({n: opened.features_of(part, n, progress) for n, part in splits.items()})
+    parts = {name: opened.features_of(part, name, progress) for name, part in splits.items()}
+    gallery = Gallery(parts, opened.source)
     names = gallery.names
     if len(names) < 3:
         number = count_words(len(names), "image")
@@ -125,7 +126,7 @@ def explore_images(
         return finder.find_copy(in_run[name]) if name in in_run else finder.find(name)
 
     given = None if labels is None else read_given(labels, names, find)
-    known = None if gallery.labels is None else opened.name_classes(gallery)
+    known = None if gallery.labels is None else gallery.classes
     count = count_clusters(clusters, len(set(known or ())), len(names))
     features = gallery.features
     smoothing = opened.loaded.config.divergence.smoothing

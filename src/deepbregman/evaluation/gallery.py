@@ -1,8 +1,8 @@
 """Images of a run's data with their features, names and labels: what one searches or clusters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -25,6 +25,15 @@ Pixels = npt.NDArray[np.uint8]
 PICTURE = 160
 """Longer side of the pictures on contact sheets, before they are fitted into their places."""
 SPLITS = ("train", "test", "all")
+_TOGETHER = 64  # images that are decoded at a time
+
+
+class Shown(NamedTuple):
+    """What people see of an image, as an :class:`~.search_index.Image` takes it."""
+
+    name: str
+    class_name: str | None
+    read: Callable[[], Pixels]
 
 
 class OpenedRun(NamedTuple):
@@ -53,12 +62,6 @@ class OpenedRun(NamedTuple):
         if choice not in present:
             raise UserError(f"data {self.data!r} has no test split: use --split train or all")
         return {choice: present[choice]}
-
-    def name_classes(self, gallery: "Gallery") -> list[str | None]:
-        """Name the class of each image; None where there are no labels."""
-        if gallery.labels is None:
-            return [None] * sum(len(part.split) for part in gallery.parts.values())
-        return [self.source.class_name(label) for label in gallery.labels.tolist()]
 
     def choose_measures(self, by: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
         """Check the measures that are asked for, of those ``known``; by default all the run has."""
@@ -128,9 +131,10 @@ def open_run(
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Images of one or both splits, one split after the other."""
+    """Images of one or both splits of a source, one split after the other."""
 
     parts: dict[str, SplitFeatures]
+    source: Source
 
     @cached_property
     def features(self) -> Features:
@@ -144,7 +148,14 @@ class Gallery:
             return None
         return torch.cat([part.labels for part in self.parts.values()])
 
-    @property
+    @cached_property
+    def classes(self) -> list[str | None]:
+        """The class of each image; None where there are no labels."""
+        if self.labels is None:
+            return [None] * len(self.names)
+        return [self.source.class_name(label) for label in self.labels.tolist()]
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The name of each image; as ``split:index`` where it has no file."""
         return tuple(
@@ -158,6 +169,20 @@ class Gallery:
         """Position of the first image of each split."""
         ends = accumulate(len(part.split) for part in self.parts.values())
         return dict(zip(self.parts, (0, *ends), strict=False))
+
+    def show(self, indices: Sequence[int]) -> dict[int, Shown]:
+        """Describe images for people; those that stand together here are decoded together."""
+        starts = range(0, len(indices), _TOGETHER)
+        decode = cache(self.pictures)
+
+        def read(together: tuple[int, ...], index: int) -> Pixels:
+            return decode(together)[index]
+
+        return {
+            index: Shown(self.names[index], self.classes[index], partial(read, together, index))
+            for together in (tuple(indices[start : start + _TOGETHER]) for start in starts)
+            for index in together
+        }
 
     def pictures(self, indices: Sequence[int], side: int = PICTURE) -> dict[int, Pixels]:
         """Return images (H, W, 3) for people, who want to see more than small encoders do.
@@ -181,7 +206,8 @@ def open_gallery(
 ) -> Gallery:
     """Take the images of ``train``, ``test`` or ``all`` of the data."""
     splits = opened.splits(split).items()
-    return Gallery({name: opened.features_of(part, name, progress) for name, part in splits})
+    parts = {name: opened.features_of(part, name, progress) for name, part in splits}
+    return Gallery(parts, opened.source)
 
 
 def join_features(parts: Sequence[Features]) -> Features:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,31 +25,26 @@ from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
 
-from .gallery import Gallery, OpenedRun, Pixels, join_features, open_gallery
+from .gallery import Gallery, OpenedRun, join_features, open_gallery
 from .predicting import KINDS, Prediction, predict_labels, suggest_images
+from .search_index import Image
 
 
-def draw_images(
-    opened: OpenedRun, count: int, seed: int, *, with_pixels: bool
-) -> dict[str, Pixels | None]:
-    """Draw images in random order: their names, and pixels if asked for."""
+def draw_images(opened: OpenedRun, count: int, seed: int) -> list[Image]:
+    """Draw images in random order."""
     gallery = open_gallery(opened, "all")
-    names = gallery.names
     generator = torch.Generator().manual_seed(derive_seed(seed, "images to label"))
-    drawn = torch.randperm(len(names), generator=generator)[:count].tolist()
-    pixels = gallery.pictures(drawn) if with_pixels else {}
-    return {names[index]: pixels.get(index) for index in drawn}
+    drawn = torch.randperm(len(gallery.names), generator=generator)[:count].tolist()
+    return [Image(*shown) for shown in gallery.show(drawn).values()]
 
 
-class Suggestion(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Suggestion(Image):
     """An image whose label would teach much."""
 
-    name: str
     guess: str
     probability: float
     """Probability of the guess."""
-    pixels: Pixels | None
-    """(H, W, 3), where they were asked for."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,7 +94,6 @@ def label_images(
     kinds: Sequence[str],
     balanced: bool,
     suggest: int,
-    with_pixels: bool,
     out: Path | None,
     seed: int,
     progress: ReportProgress = ignore_progress,
@@ -142,7 +135,6 @@ def label_images(
     chosen = suggest_images(features.representation, found.probabilities, is_given, suggest)
     found = replace(found, probabilities=found.probabilities[: len(names)])
     is_given = is_given[: len(names)]
-    pixels = gallery.pictures(chosen) if with_pixels else {}
     best, guesses = found.probabilities.max(dim=1)
     labelling = Labelling(
         **vars(found),
@@ -152,14 +144,14 @@ def label_images(
         suggested=is_suggested[: len(names)],
         num_suggested=len(suggested),
         suggestions=[
-            Suggestion(names[i], classes[int(guesses[i])], float(best[i]), pixels.get(i))
-            for i in chosen
+            Suggestion(*shown, classes[int(guesses[i])], float(best[i]))
+            for i, shown in gallery.show(chosen).items()
         ],
         class_sizes=tuple(map(every.count, classes)),
         is_balanced=balanced,
         run=opened.loaded.run.path,
         data=opened.other_data,
-        measured=_measure(opened, gallery, classes, guesses, is_given),
+        measured=_measure(gallery, classes, guesses, is_given),
         table=out,
     )
     if out is not None:
@@ -168,12 +160,12 @@ def label_images(
 
 
 def _measure(
-    opened: OpenedRun, gallery: Gallery, classes: Sequence[str], guesses: Tensor, given: Tensor
+    gallery: Gallery, classes: Sequence[str], guesses: Tensor, given: Tensor
 ) -> tuple[float, int] | None:
     """Compare predictions with the data's own labels, where they have the same classes."""
     if gallery.labels is None:
         return None
-    truth = opened.name_classes(gallery)
+    truth = gallery.classes
     judged = [i for i, known in enumerate(given.tolist()) if not known]
     if not set(classes) <= set(truth):
         return None

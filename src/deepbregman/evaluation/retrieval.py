@@ -150,11 +150,6 @@ def _answer_queries(
         for query in queries
     ]
     features = join_features(parts)
-    names, classes = gallery.names, opened.name_classes(gallery)
-
-    def show(index: int) -> Image:
-        return Image(names[index], classes[index], lambda: gallery.pictures([index])[index])
-
     answers = [Answer(_show_query(query, opened), {}) for query in queries]
     for measure in measures:
         asked, bank = select_features(features, measure), select_features(gallery.features, measure)
@@ -168,7 +163,8 @@ def _answer_queries(
         for answer, query, indices, row in zip(*columns, strict=True):
             pairs = zip(indices, row, strict=True)
             others = [pair for pair in pairs if pair[0] != query.row][:k]
-            answer.hits[measure] = tuple(Hit(show(index), value) for index, value in others)
+            shown = gallery.show([index for index, _ in others])
+            answer.hits[measure] = tuple(Hit(Image(*shown[i]), value) for i, value in others)
     return answers
 
 
@@ -204,7 +200,7 @@ def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex |
         sizes={name: names.size for name, names in known.items()},
         names=list(gallery.names),
         files=files,
-        classes=opened.name_classes(gallery),
+        classes=gallery.classes,
         side=max(PICTURE, *images.frame),
         notice=opened.source.skipped_notice if skips else "",
         order=epoch_order(len(files), seed, 0).numpy(),
