@@ -73,46 +73,66 @@ def write_contact_sheet(path: Path, panels: Sequence[Panel], caption: str = "") 
 def draw_sheet(panels: Sequence[Panel], caption: str = "") -> Image.Image:
     """Draw the panels of a contact sheet, under a caption if there is one."""
     has_legend = any(t.same_class is not None for p in panels for s in p.strips for t in s.tiles)
-    width = 2 * MARGIN + max(_measure_width(line) for panel in panels for line in _arrange(panel))
-    if any(panel.query is not None for panel in panels):
-        width += CELL + 3 * GAP
-    font = choose_font(caption)
-    width = max(width, 2 * MARGIN + round(font.getlength(caption)))
-    heights = [_measure_panel(panel) for panel in panels]
-    first = MARGIN + (HEADING if caption else 0)
-    legend = HEADING + GAP if has_legend else 0
-    height = first + MARGIN + sum(heights) + 2 * MARGIN * (len(panels) - 1) + legend
+    drawn = [_draw_panel(panel) for panel in panels]
+    heading = [_write(caption, FAINT)] if caption else []
+    width = 2 * MARGIN + max(part.width for part in (*heading, *drawn))
+    top = MARGIN + sum(part.height for part in heading)
+    below = MARGIN + (HEADING + GAP) * has_legend
+    height = top + sum(part.height for part in drawn) + 2 * MARGIN * (len(drawn) - 1) + below
     sheet = Image.new("RGB", (width, height), PAPER)
     draw = ImageDraw.Draw(sheet)
-    draw.text((MARGIN, MARGIN), caption, font=font, fill=FAINT)
-    top = first
-    for panel, panel_height in zip(panels, heights, strict=True):
-        if top > first:
+    for part in heading:
+        sheet.paste(part, (MARGIN, MARGIN))
+    for place, part in enumerate(drawn):
+        if place:
             draw.line([(MARGIN, top - MARGIN), (width - MARGIN, top - MARGIN)], fill=UNKNOWN)
-        _draw_panel(sheet, draw, panel, top)
-        top += panel_height + 2 * MARGIN
+        sheet.paste(part, (MARGIN, top))
+        top += part.height + 2 * MARGIN
     if has_legend:
         _draw_legend(draw, height - MARGIN - LINE)
     return sheet
 
 
-def _draw_panel(sheet: Image.Image, draw: ImageDraw.ImageDraw, panel: Panel, top: int) -> None:
-    left = MARGIN
-    if panel.query is not None:
-        draw.text((MARGIN, top), "query", font=choose_font("query"), fill=INK)
-        _draw_tile(sheet, draw, panel.query, MARGIN, top + HEADING)
-        left += CELL + 3 * GAP
-    for line in _arrange(panel):
-        place = left
-        for strip in line:
-            title = _keep_readable(strip.title)
-            draw.text((place, top), title, font=choose_font(title), fill=INK)
-            for position, tile in enumerate(strip.tiles):
-                row, column = divmod(position, COLUMNS)
-                below = top + HEADING + row * (_measure_tiles(strip.tiles) + GAP)
-                _draw_tile(sheet, draw, tile, place + column * (CELL + GAP), below)
-            place += _measure_width([strip]) + 3 * GAP
-        top += _measure_height(line)
+def _put_together(parts: Sequence[Image.Image], gap: int, *, across: bool = False) -> Image.Image:
+    """Put pictures one below the other, or side by side, with a gap between them."""
+    sides = [part.width if across else part.height for part in parts]
+    length = sum(sides) + gap * (len(parts) - 1)
+    other = max(part.height if across else part.width for part in parts)
+    whole = Image.new("RGB", (length, other) if across else (other, length), PAPER)
+    place = 0
+    for part, side in zip(parts, sides, strict=True):
+        whole.paste(part, (place, 0) if across else (0, place))
+        place += side + gap
+    return whole
+
+
+def _write(words: str, colour: str) -> Image.Image:
+    """Write a heading."""
+    font = choose_font(words)
+    line = Image.new("RGB", (round(font.getlength(words)), HEADING), PAPER)
+    ImageDraw.Draw(line).text((0, 0), words, font=font, fill=colour)
+    return line
+
+
+def _draw_panel(panel: Panel) -> Image.Image:
+    lines = [
+        _put_together([_draw_strip(strip) for strip in line], 3 * GAP, across=True)
+        for line in _arrange(panel)
+    ]
+    found = _put_together(lines, GAP)
+    if panel.query is None:
+        return found
+    query = _put_together([_write("query", INK), _draw_tile(panel.query)], 0)
+    return _put_together([query, found], 3 * GAP, across=True)
+
+
+def _draw_strip(strip: Strip) -> Image.Image:
+    tiles = [_draw_tile(tile) for tile in strip.tiles]
+    rows = [
+        _put_together(tiles[start : start + COLUMNS], GAP, across=True)
+        for start in range(0, len(tiles), COLUMNS)
+    ]
+    return _put_together([_write(_keep_readable(strip.title), INK), _put_together(rows, GAP)], 0)
 
 
 def _arrange(panel: Panel) -> list[list[Strip]]:
@@ -127,21 +147,17 @@ def _arrange(panel: Panel) -> list[list[Strip]]:
     return lines
 
 
-def _draw_tile(
-    sheet: Image.Image, draw: ImageDraw.ImageDraw, tile: Tile, left: int, top: int
-) -> None:
+def _draw_tile(tile: Tile) -> Image.Image:
+    whole = Image.new("RGB", (CELL, CELL + 4 + LINE * (1 + len(tile.lines))), PAPER)
+    draw = ImageDraw.Draw(whole)
     colour = {True: SAME, False: OTHER, None: UNKNOWN}[tile.same_class]
-    draw.rectangle((left, top, left + CELL - 1, top + CELL - 1), fill=colour)
-    inner = (left + FRAME, top + FRAME)
-    sheet.paste(_fit_thumbnail(tile.pixels), inner)
-    below = top + CELL + 4
-    title = _shorten(tile.title)
-    draw.text((left, below), title, font=choose_font(title), fill=INK)
-    font = choose_font(tile.value)
-    draw.text((left + CELL, below), tile.value, font=font, fill=INK, anchor="ra")
-    for line in map(_shorten, tile.lines):
-        below += LINE
-        draw.text((left, below), line, font=choose_font(line), fill=FAINT)
+    draw.rectangle((0, 0, CELL - 1, CELL - 1), fill=colour)
+    whole.paste(_fit_thumbnail(tile.pixels), (FRAME, FRAME))
+    draw.text((CELL, CELL + 4), tile.value, font=choose_font(tile.value), fill=INK, anchor="ra")
+    for place, words in enumerate(map(_shorten, (tile.title, *tile.lines))):
+        top, fill = CELL + 4 + place * LINE, FAINT if place else INK
+        draw.text((0, top), words, font=choose_font(words), fill=fill)
+    return whole
 
 
 def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
@@ -151,29 +167,6 @@ def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
         font = choose_font(words)
         draw.text((left + 18, top), words, font=font, fill=INK)
         left += 18 + round(font.getlength(words)) + 2 * GAP
-
-
-def _measure_panel(panel: Panel) -> int:
-    strips = sum(map(_measure_height, _arrange(panel)))
-    query = 0 if panel.query is None else HEADING + _measure_tiles([panel.query])
-    return max(strips - GAP, query)
-
-
-def _measure_height(line: Sequence[Strip]) -> int:
-    """Return the height of strips side by side, with the gap below them."""
-    rows = ((-(-len(strip.tiles) // COLUMNS), _measure_tiles(strip.tiles)) for strip in line)
-    return HEADING + max(count * (height + GAP) for count, height in rows)
-
-
-def _measure_width(line: Sequence[Strip]) -> int:
-    """Return the width of strips side by side."""
-    columns = [min(COLUMNS, len(strip.tiles)) for strip in line]
-    return sum(count * (CELL + GAP) - GAP for count in columns) + 3 * GAP * (len(line) - 1)
-
-
-def _measure_tiles(tiles: Sequence[Tile]) -> int:
-    """Return the height of a line of tiles, words included."""
-    return CELL + 4 + LINE * (1 + max(len(tile.lines) for tile in tiles))
 
 
 def _fit_thumbnail(pixels: npt.NDArray[np.uint8]) -> Image.Image:
