@@ -16,6 +16,7 @@ clusters than there are subnetworks that win somewhere; the others stay empty.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -336,7 +337,7 @@ def cluster_images(
     count = count_clusters(clusters, num_classes, len(gallery.names))
     smoothing = opened.loaded.config.divergence.smoothing
     partitions: dict[str, Partition] = {}
-    measured: list[list[Measurement]] = [[] for _ in range(seeds)]
+    rows: list[Record] = []
     for method in methods:
         runs = []
         for seed in range(seeds):
@@ -347,10 +348,8 @@ def cluster_images(
         sizes = torch.bincount(best, minlength=count).tolist()
         partitions[method] = Partition(best, tuple(sizes), objectives)
         if gallery.labels is not None:
-            truth = gallery.labels.cpu()
-            for of_seed, (found, _) in zip(measured, runs, strict=True):
-                of_seed.append(_measure(METHODS[method], split, truth, found, count))
-    rows = make_rows(measured)
+            measure = partial(_measure, METHODS[method], split, gallery.labels.cpu(), count)
+            rows += make_rows([[measure(found)] for found, _ in runs])
     if out is None:
         return Clustering(gallery.names, partitions, rows)
     typical = {
@@ -411,19 +410,18 @@ def cluster(evaluation: Evaluation) -> list[Record]:
     methods = {"features": METHODS["features"], CONTROL: "k-means, cosine embeddings"}
     if test.features.scores is not None:
         methods["divergence"] = METHODS["divergence"]
-    seeds = evaluation.options.each_seed
-    measured: list[list[Measurement]] = []
-    for done, seed in enumerate(seeds, start=1):
-        of_seed = []
-        for method, variant in methods.items():
+    rows: list[Record] = []
+    for done, (method, variant) in enumerate(methods.items(), start=1):
+        measured = []
+        for seed in evaluation.options.each_seed:
             found, _ = _cluster_once(method, test.features, count, smoothing, seed)
-            of_seed.append(_measure(variant, "test", truth, found, count))
-        measured.append(of_seed)
-        evaluation.progress("clusters", done, len(seeds))
-    return make_rows(measured)
+            measured.append([_measure(variant, "test", truth, count, found)])
+        rows += make_rows(measured)
+        evaluation.progress("clusters", done, len(methods))
+    return rows
 
 
-def _measure(variant: str, split: str, labels: Tensor, found: Tensor, count: int) -> Measurement:
+def _measure(variant: str, split: str, labels: Tensor, count: int, found: Tensor) -> Measurement:
     """Measure how well clusters agree with classes."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
