@@ -422,9 +422,11 @@ def test_splits_by_the_words_in_names():
 
 
 def test_labels_by_number_and_by_word():
-    (first, second), classes = number_labels([[2, 0], None])
+    numbers, classes = number_labels({"train": [2, 0], "test": None})
+    first, second = numbers.values()
     assert (first.tolist(), second, classes) == ([2, 0], None, ("0", "1", "2"))
-    (first, second), classes = number_labels([["b", "a"], ["b"]])
+    numbers, classes = number_labels({"train": ["b", "a"], "test": ["b"]})
+    first, second = numbers.values()
     assert classes == ("a", "b")
     assert (first.tolist(), second.tolist()) == ([1, 0], [1])
 

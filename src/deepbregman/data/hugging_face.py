@@ -54,17 +54,18 @@ def index_dataset(path: Path) -> StoredData:
     image = _find_image_column(path, train, datasets)
     label = next((column for column in LABELS if column in train.column_names), None)
     names = getattr(train.features[label], "names", None) if label else None
-    texts = [
-        None if label is None else list(part.with_format(None)[label]) for part in parts.values()
-    ]
+    texts = {
+        name: None if label is None else list(part.with_format(None)[label])
+        for name, part in parts.items()
+    }
     labels, classes = number_labels(texts, names)
     encoded = datasets.Image(decode=False)  # Pillow decodes images here as it does files
     made = {
         name: StoredSplit(
             HuggingFaceStore(part.select_columns([image]).cast_column(image, encoded), image, name),
-            numbers,
+            labels[name],
         )
-        for (name, part), numbers in zip(parts.items(), labels, strict=True)
+        for name, part in parts.items()
     }
     return StoredData(path.as_posix().removeprefix(HUB), made, classes)
 

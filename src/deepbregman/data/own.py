@@ -178,16 +178,16 @@ def own_data(
         classes: their names.
         image_size: side of the images that are trained on, which sets the frame of a dataset's.
     """
-    parts = [_open_part(train, labels, image_size)]
+    parts = {"train": _open_part(train, labels, image_size)}
     if test is not None:
-        parts.append(_open_part(test, test_labels, image_size))
-    given, words = _number_words([found for _, found in parts])
+        parts["test"] = _open_part(test, test_labels, image_size)
+    given, words = _number_words({name: found for name, (_, found) in parts.items()})
     classes = words if classes is None else classes
-    splits = [
-        Split(images, to_labels(found, len(images), what))
-        for (images, _), found, what in zip(parts, given, ("train", "test"), strict=False)
-    ]
-    made, tested = ensure_test_split(splits[0], splits[1] if splits[1:] else None)
+    splits = {
+        name: Split(images, to_labels(given[name], len(images), name))
+        for name, (images, _) in parts.items()
+    }
+    made, tested = ensure_test_split(splits["train"], splits.get("test"))
     known = [part.labels for part in (made, tested) if part is not None and part.labels is not None]
     if classes is None and known:
         classes = [str(label) for label in range(int(torch.cat(known).max()) + 1)]
@@ -238,9 +238,11 @@ def _refuse_random_items(store: DatasetStore) -> None:
             )
 
 
-def _number_words(labels: list[Any]) -> tuple[list[Any], tuple[str, ...] | None]:
+def _number_words(
+    labels: Mapping[str, Any],
+) -> tuple[Mapping[str, Any], tuple[str, ...] | None]:
     """Number labels that are words, over all splits; return them with the names of the classes."""
-    given = [found for found in labels if found is not None]
+    given = [found for found in labels.values() if found is not None]
     lists = [found for found in given if not isinstance(found, Tensor)]
     kinds = {isinstance(label, str) for found in lists for label in found}
     if True not in kinds:
@@ -250,7 +252,7 @@ def _number_words(labels: list[Any]) -> tuple[list[Any], tuple[str, ...] | None]
             "some labels are words and others are not: give each image a word, or each a whole "
             "number from 0"
         )
-    return number_labels([None if found is None else list(found) for found in labels])
+    return number_labels({n: None if found is None else list(found) for n, found in labels.items()})
 
 
 def _read_labels(store: DatasetStore) -> list[Any] | None:

@@ -59,11 +59,8 @@ def index_parquet(path: Path) -> StoredData:
     _require_room(path, [part for files in groups.values() for part in files])
     read = {name: _read_tables(files, name) for name, files in groups.items()}
     names = next((found for _, _, found in read.values() if found), None)
-    labels, classes = number_labels([texts for _, texts, _ in read.values()], names)
-    splits = {
-        name: StoredSplit(store, numbers)
-        for (name, (store, _, _)), numbers in zip(read.items(), labels, strict=True)
-    }
+    labels, classes = number_labels({name: texts for name, (_, texts, _) in read.items()}, names)
+    splits = {name: StoredSplit(store, labels[name]) for name, (store, _, _) in read.items()}
     return StoredData(path.resolve().stem, splits, classes)
 
 

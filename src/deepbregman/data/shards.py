@@ -122,13 +122,14 @@ def index_shards(path: Path) -> StoredData:
     """Index the shards of a folder, or one shard."""
     groups = group_by_split(path, list_parts(path, ".tar"))
     found = {name: read_index(files) for name, files in groups.items()}
-    texts = [None if index.labels is None else _to_labels(index.labels) for index in found.values()]
-    labels, classes = number_labels(texts)
+    labels, classes = number_labels(
+        {name: index.labels and _to_labels(index.labels) for name, index in found.items()}
+    )
     splits = {
         name: StoredSplit(
-            TarStore(groups[name], index), numbers, _name_images(path, groups[name], index)
+            TarStore(groups[name], index), labels[name], _name_images(path, groups[name], index)
         )
-        for (name, index), numbers in zip(found.items(), labels, strict=True)
+        for name, index in found.items()
     }
     return StoredData(path.resolve().stem, splits, classes)
 

@@ -5,7 +5,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,10 +113,10 @@ def group_by_split(path: Path, parts: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def number_labels(
-    splits: Sequence[Sequence[str | int] | None], names: Sequence[str] | None = None
-) -> tuple[list[npt.NDArray[np.int64] | None], tuple[str, ...] | None]:
+    splits: Mapping[str, Sequence[str | int] | None], names: Sequence[str] | None = None
+) -> tuple[dict[str, npt.NDArray[np.int64] | None], tuple[str, ...] | None]:
     """Number the labels of some splits from 0, texts in their order, and name the classes."""
-    given = [label for labels in splits if labels is not None for label in labels]
+    given = [label for labels in splits.values() if labels is not None for label in labels]
     for label in given:
         if label is None or not isinstance(label, Hashable):
             raise UserError(
@@ -125,7 +125,7 @@ def number_labels(
             )
     known: set[str | int] = set(given)
     if not known:
-        return [None for _ in splits], None
+        return dict.fromkeys(splits), None
     if all(isinstance(label, int) for label in known):
         order: dict[str | int, int] = {label: int(label) for label in known}
         if min(order.values()) < 0:
@@ -136,8 +136,8 @@ def number_labels(
     else:
         classes = tuple(sorted(map(str, known)))
         order = {label: classes.index(str(label)) for label in known}
-    arrays = [
-        None if labels is None else np.array([order[label] for label in labels], dtype=np.int64)
-        for labels in splits
-    ]
-    return arrays, classes
+
+    def number(labels: Sequence[str | int] | None) -> npt.NDArray[np.int64] | None:
+        return None if labels is None else np.array([order[x] for x in labels], dtype=np.int64)
+
+    return {name: number(labels) for name, labels in splits.items()}, classes
