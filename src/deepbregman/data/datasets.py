@@ -86,116 +86,128 @@ DATASETS: dict[str, Dataset] = {
     for dataset in (
         Dataset(
             "digits",
-            "Optical recognition of handwritten digits (8 x 8 px)",
-            10,
-            {"train": (1297,), "test": (500,)},
-            8,
-            "0.1 MB",
-            "",
-            "CC BY 4.0 (UCI)",
-            "it comes with scikit-learn",
+            title="Optical recognition of handwritten digits (8 x 8 px)",
+            num_classes=10,
+            counts={"train": (1297,), "test": (500,)},
+            image_size=8,
+            size="0.1 MB",
+            layout="",
+            terms="CC BY 4.0 (UCI)",
+            fetch="it comes with scikit-learn",
         ),
         Dataset(
             "cifar10",
-            "CIFAR-10 (32 x 32 px)",
-            10,
-            {"train": (50_000,), "test": (10_000,)},
-            32,
-            "170 MB",
-            "cifar-10-batches-py/data_batch_1 ... data_batch_5, test_batch, batches.meta",
-            "no licence stated; cite Krizhevsky (2009)",
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, unpacked in the root",
-            {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
+            title="CIFAR-10 (32 x 32 px)",
+            num_classes=10,
+            counts={"train": (50_000,), "test": (10_000,)},
+            image_size=32,
+            size="170 MB",
+            layout="cifar-10-batches-py/data_batch_1 ... data_batch_5, test_batch, batches.meta",
+            terms="no licence stated; cite Krizhevsky (2009)",
+            fetch="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, unpacked in the root",
+            archives={"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
         ),
         Dataset(
             "cifar100",
-            "CIFAR-100, fine labels (32 x 32 px)",
-            100,
-            {"train": (50_000,), "test": (10_000,)},
-            32,
-            "169 MB",
-            "cifar-100-python/train, test, meta",
-            "no licence stated; cite Krizhevsky (2009)",
-            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, unpacked in the root",
-            {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"},
+            title="CIFAR-100, fine labels (32 x 32 px)",
+            num_classes=100,
+            counts={"train": (50_000,), "test": (10_000,)},
+            image_size=32,
+            size="169 MB",
+            layout="cifar-100-python/train, test, meta",
+            terms="no licence stated; cite Krizhevsky (2009)",
+            fetch="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, unpacked in the root",
+            archives={"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"},
         ),
         Dataset(
             "stl10",
-            "STL-10 (96 x 96 px)",
-            10,
-            {"train": (5_000,), "test": (8_000,), "unlabelled": (100_000,)},
-            96,
-            "2.6 GB",
-            "stl10_binary/{train,test}_{X,y}.bin, unlabeled_X.bin, class_names.txt",
-            "images of ImageNet, for research; cite Coates et al. (2011)",
-            "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz, unpacked in the root",
-            {"stl10_binary.tar.gz": "91f7769df0f17e558f3565bffb0c7dfb"},
+            title="STL-10 (96 x 96 px)",
+            num_classes=10,
+            counts={"train": (5_000,), "test": (8_000,), "unlabelled": (100_000,)},
+            image_size=96,
+            size="2.6 GB",
+            layout="stl10_binary/{train,test}_{X,y}.bin, unlabeled_X.bin, class_names.txt",
+            terms="images of ImageNet, for research; cite Coates et al. (2011)",
+            fetch="http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz, unpacked in the root",
+            archives={"stl10_binary.tar.gz": "91f7769df0f17e558f3565bffb0c7dfb"},
         ),
         Dataset(
             "tiny-imagenet",
-            "Tiny ImageNet (64 x 64 px)",
-            200,
-            {"train": (100_000,), "test": (10_000,)},
-            64,
-            "248 MB",
-            "tiny-imagenet-200/wnids.txt, words.txt; "
-            "tiny-imagenet-200/train/<wnid>/images/*.JPEG; "
-            "tiny-imagenet-200/val/val_annotations.txt, val/images/*.JPEG",
-            "images of ImageNet, for non-commercial research and education",
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked in the root",
-            {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
-            list_tiny_imagenet,
-            "tiny-imagenet-200/wnids.txt",
+            title="Tiny ImageNet (64 x 64 px)",
+            num_classes=200,
+            counts={"train": (100_000,), "test": (10_000,)},
+            image_size=64,
+            size="248 MB",
+            layout=(
+                "tiny-imagenet-200/wnids.txt, words.txt; "
+                "tiny-imagenet-200/train/<wnid>/images/*.JPEG; "
+                "tiny-imagenet-200/val/val_annotations.txt, val/images/*.JPEG"
+            ),
+            terms="images of ImageNet, for non-commercial research and education",
+            fetch="http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked in the root",
+            archives={"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
+            list_files=list_tiny_imagenet,
+            landmark="tiny-imagenet-200/wnids.txt",
         ),
         Dataset(
             "imagenet",
-            "ImageNet (ILSVRC 2012)",
-            1000,
-            {"train": (1_281_167,), "test": (50_000,)},
-            224,
-            "155 GB",
-            "imagenet/train/<wnid>/*.JPEG; imagenet/val/<wnid>/*.JPEG",
-            "non-commercial research and education, after agreeing to its terms of access",
-            "agree to the terms at https://image-net.org/download.php; unpack "
-            "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar so that each class is a folder "
-            "(torchvision.datasets.ImageNet does that)",
-            {
+            title="ImageNet (ILSVRC 2012)",
+            num_classes=1000,
+            counts={"train": (1_281_167,), "test": (50_000,)},
+            image_size=224,
+            size="155 GB",
+            layout="imagenet/train/<wnid>/*.JPEG; imagenet/val/<wnid>/*.JPEG",
+            terms="non-commercial research and education, after agreeing to its terms of access",
+            fetch=(
+                "agree to the terms at https://image-net.org/download.php; unpack "
+                "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar so that each class is a "
+                "folder (torchvision.datasets.ImageNet does that)"
+            ),
+            archives={
                 "ILSVRC2012_img_train.tar": "1d675b47d978889d74fa0da5fadfb00e",
                 "ILSVRC2012_img_val.tar": "29b22e2961454d5413ddabcf34fc5622",
             },
-            list_imagenet,
-            "imagenet/train",
+            list_files=list_imagenet,
+            landmark="imagenet/train",
         ),
         Dataset(
             "isic2018",
-            "ISIC 2018, task 3: skin lesions",
-            7,
-            {"train": (10_015,), "test": (1_512, 1_511)},
-            128,
-            "3 GB",
-            "isic2018/ISIC2018_Task3_Training_Input/*.jpg; "
-            "isic2018/ISIC2018_Task3_Training_GroundTruth/ISIC2018_Task3_Training_GroundTruth.csv; "
-            "isic2018/ISIC2018_Task3_Training_LesionGroupings.csv (optional); "
-            "isic2018/ISIC2018_Task3_Test_Input/*.jpg and isic2018/ISIC2018_Task3_Test_GroundTruth/"
-            "ISIC2018_Task3_Test_GroundTruth.csv (both optional)",
-            "CC BY-NC 4.0; cite Tschandl et al. (2018) and Codella et al. (2019)",
-            "the archives of task 3 at https://challenge.isic-archive.com/data/#2018, unpacked in "
-            "the root or in isic2018 there",
+            title="ISIC 2018, task 3: skin lesions",
+            num_classes=7,
+            counts={"train": (10_015,), "test": (1_512, 1_511)},
+            image_size=128,
+            size="3 GB",
+            layout=(
+                "isic2018/ISIC2018_Task3_Training_Input/*.jpg; "
+                "isic2018/ISIC2018_Task3_Training_GroundTruth/"
+                "ISIC2018_Task3_Training_GroundTruth.csv; "
+                "isic2018/ISIC2018_Task3_Training_LesionGroupings.csv (optional); "
+                "isic2018/ISIC2018_Task3_Test_Input/*.jpg and "
+                "isic2018/ISIC2018_Task3_Test_GroundTruth/ISIC2018_Task3_Test_GroundTruth.csv "
+                "(both optional)"
+            ),
+            terms="CC BY-NC 4.0; cite Tschandl et al. (2018) and Codella et al. (2019)",
+            fetch=(
+                "the archives of task 3 at https://challenge.isic-archive.com/data/#2018, unpacked "
+                "in the root or in isic2018 there"
+            ),
             list_files=list_isic,
             landmark="isic2018/ISIC2018_Task3_Training_Input",
         ),
         Dataset(
             "voc",
-            "Pascal VOC 2007 and 2012, for detection",
-            20,
-            {"2007 trainval": (5_011,), "2007 test": (4_952,), "2012 trainval": (11_540,)},
-            224,
-            "2.9 GB",
-            "VOCdevkit/VOC2007, VOCdevkit/VOC2012: JPEGImages, Annotations, ImageSets/Main",
-            "photographs of Flickr under its terms of use; for research",
-            "http://host.robots.ox.ac.uk/pascal/VOC/: VOCtrainval_06-Nov-2007.tar, "
-            "VOCtest_06-Nov-2007.tar and VOCtrainval_11-May-2012.tar, unpacked in the root",
-            {
+            title="Pascal VOC 2007 and 2012, for detection",
+            num_classes=20,
+            counts={"2007 trainval": (5_011,), "2007 test": (4_952,), "2012 trainval": (11_540,)},
+            image_size=224,
+            size="2.9 GB",
+            layout="VOCdevkit/VOC2007, VOCdevkit/VOC2012: JPEGImages, Annotations, ImageSets/Main",
+            terms="photographs of Flickr under its terms of use; for research",
+            fetch=(
+                "http://host.robots.ox.ac.uk/pascal/VOC/: VOCtrainval_06-Nov-2007.tar, "
+                "VOCtest_06-Nov-2007.tar and VOCtrainval_11-May-2012.tar, unpacked in the root"
+            ),
+            archives={
                 "VOCtrainval_06-Nov-2007.tar": "c52e279531787c972589f7e41ab4ae64",
                 "VOCtest_06-Nov-2007.tar": "b6e924de25625d8de591ea690078ad9f",
                 "VOCtrainval_11-May-2012.tar": "6cd6e144f989b92b3379bac3b3de84fd",
