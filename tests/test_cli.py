@@ -170,6 +170,22 @@ class TestCommands:
             assert "error: 'tiny' follows" in err
             assert "a dataset --data" in " ".join(err.split())
 
+    @pytest.mark.parametrize(
+        ("line", "advice"),
+        [
+            ("study kappa --encoder.name small", "write --set encoder.name=small"),
+            ("study kappa --data digits --data.image-size=16", "write --set data.image_size=16"),
+            ("study tables --views.crop-area 0.2 1", "write --set 'views.crop_area=[0.2, 1]'"),
+            ("tune simclr --objective.temperature", "write --set objective.temperature=VALUE"),
+        ],
+    )
+    def test_a_field_as_pretrain_takes_it_is_told_as_a_study_takes_it(self, command, line, advice):
+        code, out, err = command(*line.split())
+        assert (code, out) == (2, "")
+        said = " ".join(err.split())
+        assert said.startswith("error: --")
+        assert f"is a field of the configuration: {advice}" in said
+
     def test_recipes_are_listed_and_printed(self, command):
         _, listed, _ = command("recipes")
         assert all(name in listed for name in recipes())

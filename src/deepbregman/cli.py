@@ -11,9 +11,11 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import operator
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -37,7 +39,7 @@ from tyro.constructors import (
 from deepbregman import __version__
 
 from .commands.parameters import PYTHON_ONLY
-from .config import Config
+from .config import Config, list_fields
 from .errors import Notice, UserError, explain_error, mask_secrets, require_known, suggest
 from .launching import (
     COMMAND_LINE,
@@ -120,6 +122,7 @@ def _run_command(command: str, words: list[str]) -> None:
         registry=TYRO_RULES,
     )
     start, unknown = parse(return_unknown_args=True)
+    _refuse_fields(function, unknown)
     if any(word.startswith("-") for word in unknown):
         parse()  # refuses them, and names options that are like them
     if unknown:
@@ -128,6 +131,26 @@ def _run_command(command: str, words: list[str]) -> None:
             f"value with a space in quotes, or leave it out; `{program} --help` lists all options"
         )
     start()
+
+
+def _refuse_fields(function: Callable[..., Any], unknown: list[str]) -> None:
+    """Say how studies and searches take a field that ``pretrain`` takes as an option."""
+    options = [parameter.default for parameter in inspect.signature(function).parameters.values()]
+    if not any(hasattr(group, "changes") for group in options):
+        return
+    for place, word in enumerate(unknown):
+        option, _, value = word.partition("=")
+        field = option.removeprefix("--").replace("-", "_")
+        if option.startswith("--") and field in list_fields():
+            after = itertools.takewhile(
+                lambda each: not each.startswith("--"), unknown[place + 1 :]
+            )
+            values = [value] if value else list(after)
+            text = f"[{', '.join(values)}]" if len(values) > 1 else "".join(values) or "VALUE"
+            raise UserError(
+                f"{option} is a field of the configuration: write --set "
+                f"{shlex.quote(f'{field}={text}')}"
+            )
 
 
 def _for_command_line(

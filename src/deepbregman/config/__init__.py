@@ -7,6 +7,7 @@ from .documents import differing_fields as differing_fields
 from .documents import fields_of as fields_of
 from .documents import from_dict as from_dict
 from .documents import from_toml as from_toml
+from .documents import list_fields as list_fields
 from .documents import load_recipe as load_recipe
 from .documents import override as override
 from .documents import recipes as recipes

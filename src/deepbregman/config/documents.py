@@ -30,11 +30,17 @@ def _find_section(name: str, values: dict[str, Any]) -> type[Section]:
     return METHODS[method]
 
 
+def list_fields() -> list[str]:
+    """List the dotted names of all fields of tables, those of every method included."""
+    tables = [*SECTIONS.items(), *((ObjectiveSettings.table, kind) for kind in METHODS.values())]
+    names = (f"{table}.{each.name}" for table, kind in tables for each in dataclasses.fields(kind))  # type: ignore[arg-type]  # mypy does not see that sections are dataclasses
+    return list(dict.fromkeys(names))
+
+
 def _suggest_field(name: str) -> str:
     """Say which field an unknown one may be; its table is easily forgotten."""
-    tables = [*SECTIONS.items(), *((ObjectiveSettings.table, kind) for kind in METHODS.values())]
-    names = [f"{table}.{each.name}" for table, kind in tables for each in dataclasses.fields(kind)]  # type: ignore[arg-type]  # mypy does not see that sections are dataclasses
-    namesakes = [f"{full!r}" for full in dict.fromkeys(names) if full.endswith(f".{name}")]
+    names = list_fields()
+    namesakes = [f"{full!r}" for full in names if full.endswith(f".{name}")]
     if namesakes:
         return f"; did you mean {' or '.join(namesakes)}?"
     top = [each.name for each in dataclasses.fields(Config)]
