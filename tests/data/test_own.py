@@ -213,6 +213,7 @@ def test_the_typical_side():
         (PIXELS[:, :2], r"data has shape \(6, 2, 9, 7\)"),
         (PIXELS[:0], "at least one"),
         ((PIXELS, [0, 1]), "train labels are torch.int64 of shape \\(2,\\) for 6 images"),
+        ((PIXELS, np.eye(6, dtype=int)), r"labels are torch.int64 of shape \(6, 6\) for 6 images"),
         ((PIXELS, [0.5] * 6), "one whole number from 0"),
         ((PIXELS, [-1] * 6), "a train label is -1: .*one whole number from 0"),
         (iter([1]), "a list_iterator: it must be .* iterable dataset has no order to resume in"),

@@ -287,15 +287,16 @@ def to_labels(values: Any, count: int, what: str) -> Tensor | None:
         return None
     rule = "give one whole number from 0, or one word, for each image, or labels to none"
     try:
-        labels = torch.as_tensor(np.asarray(values)).flatten()
+        given = torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError):
         some = [value for value in values if not isinstance(value, int)]
         odd = f" such as {abbreviate(some[0])}" if some else ""
         raise UserError(f"{what} labels{odd} are not whole numbers: {rule}") from None
+    labels = given.flatten()
     whole = not labels.is_floating_point() and not labels.is_complex()
     if len(labels) != count or not whole:
         raise UserError(
-            f"{what} labels are {labels.dtype} of shape {tuple(labels.shape)} for {count} images: "
+            f"{what} labels are {given.dtype} of shape {tuple(given.shape)} for {count} images: "
             f"{rule}"
         )
     if count and int(labels.min()) < 0:
