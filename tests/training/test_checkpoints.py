@@ -313,6 +313,8 @@ def test_load_encoder_takes_bytes_and_floats(run):
         torch.testing.assert_close(encoder(pixels / 255), features)
         torch.testing.assert_close(load_trained(run)[0](pixels / 255).representation, features)
     assert features.shape == (3, encoder.num_features)
+    with torch.no_grad():
+        assert torch.equal(load_encoder(run)(pixels), features)  # as other verbs take a run
 
 
 def test_load_model_of_another_configuration(run, config):

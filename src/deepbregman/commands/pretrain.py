@@ -22,7 +22,7 @@ from deepbregman.launching import (
 from deepbregman.runs import Run, is_complete, is_run, name_run_folder
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, say
 
-from .parameters import Accelerator, MaybeDevices, PythonOnly, check_dataset
+from .parameters import Accelerator, MaybeDevices, PythonOnly, RunFolder, check_dataset
 from .pretrain_options import (
     AUTO,
     add_tables,
@@ -175,7 +175,7 @@ def _mark_own(
 
 
 def resume(
-    run: Annotated[Path, tyro.conf.arg(name="resume")],
+    run: Annotated[RunFolder, tyro.conf.arg(name="resume", metavar="PATH")],
     *,
     data: PythonOnly[Any] = None,
     changes: PythonOnly[Mapping[str, Any] | None] = None,

@@ -12,6 +12,7 @@ from deepbregman.errors import UserError, first_line
 from deepbregman.files import Record, check_shape, parse_json
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import build_run_encoder
+from deepbregman.runs import Run
 from deepbregman.training.checkpoints import load_strictly, load_trained_encoder, read_tensors
 
 from .formats import VERSION
@@ -20,12 +21,12 @@ State = dict[str, Tensor]
 
 
 def load_encoder(
-    run: Path | str, device: torch.device | str = "cpu", encoder: nn.Module | None = None
+    run: Run | Path | str, device: torch.device | str = "cpu", encoder: nn.Module | None = None
 ) -> Encoder:
     """Load a trained encoder: an ``nn.Module`` from images to features.
 
     Args:
-        run: folder of a run, or a file that :func:`export` wrote from one: ``.safetensors``, or
+        run: a run or its folder, or a file that :func:`export` wrote from one: ``.safetensors``, or
             ``.pth`` in torchvision's or timm's layout with the ``.json`` beside it.
         encoder: a module of the same structure, for a run whose encoder was your own; it is copied
             and the trained weights are put into the copy.
@@ -33,10 +34,9 @@ def load_encoder(
     Returns:
         In evaluation mode; takes (N, 3, H, W) images, uint8 or floats in [0, 1].
     """
-    path = Path(run)
-    if not path.is_file():
-        return load_trained_encoder(path, device, encoder)
-    return read_export(path).build(device, encoder)
+    if isinstance(run, Run) or not Path(run).is_file():
+        return load_trained_encoder(run, device, encoder)
+    return read_export(Path(run)).build(device, encoder)
 
 
 class Export(NamedTuple):
