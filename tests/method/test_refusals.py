@@ -7,6 +7,7 @@ import deepbregman as db
 
 FOUR, THREE = torch.rand(5, 4), torch.rand(5, 3)
 FEWER = torch.rand(2, 4)
+ENCODER = db.build_encoder("small", 8)
 TEACHER = db.Teacher(torch.nn.Linear(2, 2))
 
 
@@ -35,6 +36,8 @@ TEACHER = db.Teacher(torch.nn.Linear(2, 2))
         (lambda: db.log_sum_exp(FOUR, 0.0), "temperature is 0.0"),
         (lambda: db.bregman(db.kl, FOUR, THREE), "last dimensions must be the same"),
         (lambda: db.BregmanNetwork(in_features=3)(FOUR), r"\(5, 4\): expected \(N, 3\)"),
+        (lambda: ENCODER(torch.ones(1, 3, 8, 8).long()), r"torch.int64: give uint8 in 0..255"),
+        (lambda: ENCODER(torch.rand(1, 8, 8, 3)), r"\(1, 8, 8, 3\): .* if channels are last"),
         (lambda: db.Bank(8, 3).push(FOUR), r"\(5, 4\): expected \(N, 3\)"),
         (lambda: db.Teacher(torch.nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
         (lambda: TEACHER.update(torch.nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),

@@ -109,6 +109,10 @@ class Encoder(nn.Module):
         """Bring pixels to the scale that the trunk was trained on."""
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255.0
+        elif not images.is_floating_point():  # in 0..255, most likely, which would not be scaled
+            raise ValueError(
+                f"images of {images.dtype}: give uint8 in 0..255, or floating point in [0, 1]"
+            )
         images = (images - self.mean) / self.deviation
         return images.contiguous(memory_format=torch.channels_last)
 
