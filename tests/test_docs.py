@@ -1,5 +1,6 @@
 """The documentation: every page is in the site, every link leads somewhere, examples run."""
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -202,6 +203,22 @@ def test_the_parts_of_the_page_are_trained(tmp_path, monkeypatch):
     objective = run_block(taught)["Taught"]
     run = deepbregman.pretrain(config, run="runs/taught", data=scope["images"], objective=objective)
     assert 0.0 < run.metrics()[0]["match"] < 2.0
+    page = (DOCS / "own_parts.md").read_text()
+    recipe, changes = re.search(
+        r'`pretrain\("(.*?)", objective=Taught, changes=(.*?)\)`', page
+    ).groups()
+    over_bank = override(load_recipe(recipe), ast.literal_eval(changes))
+    short = {"divergence.num_subnetworks": 128, "encoder.name": "small", "data.image_size": 16}
+    short |= {
+        "training.batch_size": 64,
+        "optimiser.learning_rate": 0.001,
+        **ast.literal_eval(f"{{{ONE_EPOCH}}}"),
+    }
+    run = deepbregman.pretrain(
+        override(over_bank, short), run="runs/bank", data=scope["images"], objective=objective
+    )
+    assert run.config.divergence.smoothing == load_recipe("best").divergence.smoothing > 0.0
+    assert run.metrics()[0]["divergence"] > 0.0
     torch.set_rng_state(before)
     csv = CSVLogger(tmp_path / "logs")
     run_block(logger)["ToLightning"](csv).on_epoch({"step": 3, "total": 0.5, "verdict": "ok"}, None)

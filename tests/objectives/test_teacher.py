@@ -442,6 +442,7 @@ def test_the_control_is_infonce_without_the_divergence():
         ({"teacher": None, "weak_views": None}, r"need the targets of a teacher, which the method"),
         ({"weak_views": None}, r"\[teacher\] is given without \[weak_views\]"),
         ({"divergence.source": "learned"}, r"divergence.info_nce is 0.5 .* set divergence.source"),
+        ({"objective.name": "byol"}, r"of its own: leave .* changes=\{\"teacher\": None\}"),
         ({"teacher.momentum": 1.5}, r"teacher.momentum is 1.5: it must be between 0 and 1"),
     ],
 )

@@ -463,7 +463,7 @@ class Config:
         if method.has_teacher:
             raise UserError(
                 f"[teacher] is given, but the method {method.name} has a teacher of its own: "
-                "leave the table out"
+                'leave the table out; in Python, changes={"teacher": None}'
             )
         if self.weak_views is None:
             raise UserError(
