@@ -8,7 +8,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deepbregman.method.bregman import balance_scores
-from deepbregman.method.losses import bank_share_loss, cross_view_entropy, info_nce, paired_cosines
+from deepbregman.method.losses import (
+    bank_share_loss,
+    cross_view_entropy,
+    divergence_loss,
+    info_nce,
+    match_divergence,
+    nt_logistic,
+    nt_xent,
+    paired_cosines,
+)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -83,6 +92,26 @@ def test_gradients_are_right_and_reach_no_target():
         assert torch.autograd.gradcheck(loss, sources)
         loss(*sources).backward()
         assert all(tensor.grad is None for tensor in fixed)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, target: nt_xent(z, target),
+        lambda z, target: nt_logistic(z, target),
+        lambda z, target: divergence_loss(z, target, smoothing=0.5),
+        lambda z, target: divergence_loss(z, target),
+        lambda z, target: match_divergence(z, target, BANK.float()),
+        lambda z, target: info_nce(z, target, BANK.float()),
+    ],
+)
+def test_autocast_changes_no_loss(loss):
+    """Networks under it make bfloat16; what is computed from that is the same inside of it."""
+    z, target = Z.bfloat16(), TARGET.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = loss(z, target)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, loss(z, target))
 
 
 def test_samples_that_count_differently_are_balanced_as_if_they_came_again():
