@@ -23,7 +23,7 @@ from deepbregman.config import load_recipe, override
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import Samples, ViewGroups, build_step
-from deepbregman.studies.definition import Study
+from deepbregman.studies.definition import Study, check_arms
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -255,6 +255,8 @@ def test_the_extensions_of_the_page_work(tmp_path, monkeypatch):
     made = run_block(study)["STUDY"]
     assert isinstance(made, Study)
     assert made.reference in [arm.name for arm in made.arms]
+    (recipe,) = re.findall(r"study temperature --recipe (\w+)", (DOCS / "extending.md").read_text())
+    check_arms(made, made.arms, load_recipe(recipe))
     (row,) = run_block(protocol)["means"](fake_evaluation())
     # Of four test images the last is nearest to the wrong mean, by its angle.
     assert (row["variant"], row["metric"], row["value"]) == ("cosine", "top1", 75.0)
