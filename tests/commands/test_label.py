@@ -114,6 +114,36 @@ def test_what_was_suggested_stays_so_in_the_next_rounds(command, run, tmp_path):
     assert len(marked) == 6
 
 
+def test_a_changed_label_counts_or_is_refused(command, run, tmp_path):
+    """Whoever corrects a label in a spreadsheet, and forgets the column given, must hear of it."""
+    first, table = tmp_path / "first.csv", tmp_path / "table.csv"
+    few = {name: name.partition("-")[0].replace("r", "R") for name in FEW}  # Red and blue
+    deepbregman.label(run, few, out=first)
+    with first.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    changed = [row for row in rows if row["given"] == "no"][:2]
+    for row, label in zip(changed, ("green", "red"), strict=True):
+        row["label"] = label
+
+    def write() -> None:
+        with table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter=";")
+            writer.writeheader()
+            writer.writerows(rows)
+
+    write()
+    for verb in (["label"], ["explore", "--out", tmp_path / "map.html"]):
+        code, _, err = command(*verb, run.path, "--labels", table)
+        assert code == 2
+        names = f"'{changed[0]['image']}', '{changed[1]['image']}'"
+        words = f"the label is not the predicted one for 2 images ({names}), but the column given"
+        assert words in " ".join(err.split())
+    for row in changed:
+        row |= {"label": "Red", "given": "yes"}
+    write()
+    assert sum(deepbregman.label(run, table).given) == len(FEW) + 2
+
+
 def test_a_sheet_that_exists_is_named_by_its_option(command, run, tmp_path):
     (tmp_path / "a.png").touch()
     for verb in ("label", "duplicates"):

@@ -20,6 +20,8 @@ from deepbregman.terminal import count_words
 
 IMAGE_COLUMNS = ("image", "file", "filename", "name", "path", "image_id", "image_name")
 LABEL_COLUMNS = ("label", "class")
+CHANCE = "probability of "
+"""Begins the name of a column that `label` writes, which ends with a class."""
 
 
 class GivenLabel(NamedTuple):
@@ -144,7 +146,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
             file.seek(0)
             delimiter = max(",;\t", key=first.count)  # the first of equals
             reader = csv.reader(file, delimiter=delimiter, strict=True)
-            header = [name.strip().lower() for name in next(reader, [])]
+            header = [_name_column(name.strip()) for name in next(reader, [])]
             rows = [[cell.strip() for cell in row] for row in reader]
     except UnicodeError as error:
         raise UserError(
@@ -169,7 +171,31 @@ def read_table(path: Path) -> list[dict[str, str]]:
             f"{where}: the label {odd!r} is not in UTF-8: in a spreadsheet, save the table as "
             '"CSV UTF-8"'
         )
+    changed = [show_text(row["image"]) for row in table if _was_changed(row)]
+    if changed:
+        raise UserError(
+            f"{where}: the label is not the predicted one for {count_words(len(changed), 'image')} "
+            f"({quote_some(changed)}), but the column given does not say yes; write yes in such "
+            "lines, so that your labels count"
+        )
     return table
+
+
+def _name_column(written: str) -> str:
+    """Return a column's name in small letters, but a class as it is written."""
+    if written.startswith(CHANCE):
+        return CHANCE + written.removeprefix(CHANCE).strip()
+    return written.lower()
+
+
+def _was_changed(row: Mapping[str, str]) -> bool:
+    """Whether a person changed the label that `label` predicted, and did not say so."""
+    predicted = bool(row["label"]) and any(name.startswith(CHANCE) for name in row)
+    return (
+        predicted
+        and not counts_as_given(row)
+        and row.get(CHANCE + row["label"]) != row.get("probability")
+    )
 
 
 def counts_as_given(row: Mapping[str, str]) -> bool:

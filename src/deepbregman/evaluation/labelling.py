@@ -13,6 +13,7 @@ from torch import Tensor
 from deepbregman.data import FileImages, open_files
 from deepbregman.data.images import digest_content
 from deepbregman.data.labels import (
+    CHANCE,
     GivenLabel,
     check_counts,
     index_last_parts,
@@ -267,6 +268,6 @@ def write_labels(path: Path, found: Labelling, suggested: Sequence[int]) -> None
             "suggested": "yes" if found.suggested[index] else "",
         }
         for kind, value in zip(found.classes, values[index], strict=True):
-            row[f"probability of {kind}"] = f"{value:.4f}"
+            row[CHANCE + kind] = f"{value:.4f}"
         rows.append(row)
     create_csv(path, rows)
