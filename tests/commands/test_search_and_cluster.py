@@ -168,6 +168,18 @@ class TestSearch:
         assert again == first
         assert listed.count(copied / "red") == 2
 
+    def test_the_last_part_of_a_name_is_enough(self, command, run, photos, tmp_path):
+        """As in a table of labels; but not if two images have it."""
+        copied = shutil.copytree(photos, tmp_path / "photos")
+        words = ("search", run.path, "--data", copied, "--query")
+        _, expected, _ = command(*words, "red/red-1.png")
+        for query in ("red-1.png", "red-1"):
+            assert command(*words, query) == (0, expected, "")
+        shutil.copy(copied / "red" / "red-2.png", copied / "blue" / "red-1.png")
+        code, _, err = command(*words, "red-1.png")
+        assert code == 2
+        assert "the last part is enough, if no other image has it" in " ".join(err.split())
+
     def test_unreadable_images_can_be_skipped(self, command, plain, flat, tmp_path):
         shutil.copytree(flat, tmp_path / "some")
         (tmp_path / "some" / "broken.png").write_bytes(b"no image")

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from deepbregman.data.datasets import expand_home
 from deepbregman.data.decoding import decode_image
 from deepbregman.data.folders import Listing
-from deepbregman.data.labels import join_accents
+from deepbregman.data.labels import index_last_parts, join_accents
 from deepbregman.errors import UserError, notify
 from deepbregman.files import digest, digest_files, replace_file
 from deepbregman.runs import Run, list_versions
@@ -118,6 +118,11 @@ def find_place(words: str, splits: Mapping[str, Names], data: str) -> tuple[str,
             names = list(map(write, splits[name].names or ()))
             if write(words) in names:
                 return name, names.index(write(words))
+    last = index_last_parts([name for split in splits.values() for name in split.names or ()])
+    if words in last:
+        counts = {name: len(split.names or ()) for name, split in splits.items()}
+        places = [(name, index) for name, count in counts.items() for index in range(count)]
+        return places[last[words]]
     raise refuse_query(words, data)
 
 
@@ -125,7 +130,8 @@ def refuse_query(words: str, data: str) -> UserError:
     """Say that a query names no image."""
     return UserError(
         f"query {words!r}: neither an image file nor an image of {data!r}; give a file, "
-        "the name of an image relative to the data's folder, or its place, such as train:17"
+        "the name of an image relative to the data's folder (the last part is enough, if no other "
+        "image has it), or its place, such as train:17"
     )
 
 
