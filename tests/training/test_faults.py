@@ -250,6 +250,25 @@ def test_no_space_in_the_middle_of_a_run(command, recipe, tmp_path, monkeypatch,
     assert not [p for p in folder.rglob(".*") if p.name != ".lock"]
 
 
+def test_no_space_for_the_events_of_tensorboard(command, recipe, tmp_path, monkeypatch):
+    """They are written by a thread of TensorBoard's own, which must not print its traceback."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    write, saved = RecordWriter.write, []
+
+    def full(writer: RecordWriter, data: bytes) -> None:
+        if saved:
+            raise OSError(28, "No space left on device")
+        write(writer, data)
+
+    at_step(monkeypatch, 3, lambda: saved.append(1))
+    monkeypatch.setattr(RecordWriter, "write", full)
+    code, said = command(recipe, "--run", tmp_path / "run", "--training.tensorboard")
+    assert code == 2
+    assert said.startswith(f"error: {tmp_path / 'run' / 'tensorboard'}: No space left on device;")
+    assert saved_step(tmp_path / "run") == 2
+
+
 # Impatience
 
 

@@ -1,8 +1,10 @@
 """Progress of a run on the terminal, and its TensorBoard events."""
 
 import re
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -198,7 +200,34 @@ def open_events(run: Run, step: int) -> "SummaryWriter":
 
 def write_events(writer: "SummaryWriter", record: Record) -> None:
     """Write an epoch's metrics to disk, before a checkpoint can say that it is over."""
-    for name, value in record.items():
-        if not isinstance(value, str):
-            writer.add_scalar(name, value, record["step"])
-    writer.flush()
+    try:
+        for name, value in record.items():
+            if not isinstance(value, str):
+                writer.add_scalar(name, value, record["step"])
+        writer.flush()
+    except OSError as error:  # it names no file
+        raise OSError(error.errno, error.strerror, writer.log_dir) from None
+
+
+@contextmanager
+def closing_events(writer: "SummaryWriter | None") -> Iterator[None]:
+    """Close the events at the end, after an error, too.
+
+    Their thread leaves its errors to `write_events`, so it does not print them as well.
+    """
+    if writer is None:
+        yield
+        return
+    print_error = threading.excepthook
+
+    def print_others(told: threading.ExceptHookArgs) -> None:
+        if type(told.thread).__name__ != "_AsyncWriterThread":
+            print_error(told)
+
+    threading.excepthook = print_others
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # every epoch is written already
+            writer.close()
+        threading.excepthook = print_error

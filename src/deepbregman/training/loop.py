@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -34,7 +34,7 @@ from . import checkpoints, diagnostics
 from .callbacks import Callback, collect_metrics
 from .checkpoints import FoundCheckpoint
 from .devices import device_name, is_mixed, measure_peak_memory, reset_peak_memory
-from .display import Display, open_events, write_events
+from .display import Display, closing_events, open_events, write_events
 from .fabric import Fabric
 from .faults import Guard, Interrupted, StoppedAtOnce, format_resume_command, watch_signals
 from .health import Health, judge, should_stop
@@ -216,9 +216,8 @@ class Pretraining:
             self.loggers = Loggers(self.run, self.config, tell)
         again = format_resume_command(self.config, self.run.path) if announces else ""
         signals = watch_signals(again, lambda: self._is_compiling)
-        closing_events = nullcontext() if self.events is None else closing(self.events)
-        loggers = self.loggers or nullcontext()
-        with display, closing_events, loggers, self._leave_if_compiling(), signals as received:
+        events, loggers = closing_events(self.events), self.loggers or nullcontext()
+        with display, events, loggers, self._leave_if_compiling(), signals as received:
             where = self.run, self.step, self.total_steps
             run_in_first(self.fabric, partial(self._call_callbacks, "on_start", *where))
             if self.total_steps == 0 and not self.is_restored:
