@@ -687,6 +687,25 @@ def test_a_table_that_a_spreadsheet_saved_in_another_code(command, run, photos, 
     assert f'{words} "CSV UTF-8"' in " ".join(err.split())
 
 
+def test_labels_of_images_that_are_gone_or_damaged(command, run, photos, tmp_path):
+    """As after the duplicates were deleted."""
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    table = write_table(tmp_path / "few.csv", *FEW, "red-99.png")
+    words = ("label", run.path, "--labels", table, "--data", folder, "--skip-unreadable")
+    for _ in ("gone", "damaged"):
+        code, _, err = command(*words)
+        assert code == 2
+        assert "1 of 9 names are not images of the data ('red-99.png')" in " ".join(err.split())
+        assert "delete the lines of images that are gone or cannot be read" in " ".join(err.split())
+        (folder / "red-99.png").touch()
+    write_table(table, *(f"no-{name}" for name in FEW))
+    table.write_text(table.read_text().replace("1.png,no", "1.png,yes"))
+    code, _, err = command(*words)
+    assert code == 2
+    assert "8 of 8 names" in err
+    assert "delete" not in err
+
+
 def test_more_errors(run, photos):
     few = {name: name.partition("-")[0] for name in FEW}
     with pytest.raises(UserError, match=r"'red-1.png' is 'blue' and 'red'"):

@@ -99,6 +99,8 @@ def refuse_names(
     shown = list(map(show_text, unknown))
     why = f"names are relative to the data's folder, such as {example!r}"
     why += f", or to the run's own, {own}" if own else ""
+    if len(unknown) < given:
+        why += "; delete the lines of images that are gone or cannot be read"
     if shown != list(unknown):
         why = 'the table is not in UTF-8: in a spreadsheet, save it as "CSV UTF-8"'
     return UserError(
