@@ -706,6 +706,17 @@ def test_labels_of_images_that_are_gone_or_damaged(command, run, photos, tmp_pat
     assert "delete" not in err
 
 
+def test_a_run_without_a_checkpoint_yet(command, run, tmp_path):
+    """It may have finished many short epochs in its first minute."""
+    folder = shutil.copytree(run.path, tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints")
+    code, _, err = command("label", folder, "--out", tmp_path / "few.csv")
+    assert code == 2
+    words = "a run writes its first checkpoint at the end of an epoch, once a minute has passed"
+    assert words in " ".join(err.split())
+    assert not (tmp_path / "few.csv").exists()
+
+
 def test_more_errors(run, photos):
     few = {name: name.partition("-")[0] for name in FEW}
     with pytest.raises(UserError, match=r"'red-1.png' is 'blue' and 'red'"):

@@ -71,8 +71,10 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
     """Read a checkpoint; nothing in it is executed."""
     if not path.is_file():
         raise UserError(
-            f"{path} does not exist: let the run finish an epoch, or continue it with --resume; a "
-            "study deletes the checkpoints of evaluated runs unless it has --keep-checkpoints"
+            f"{path} does not exist: a run writes its first checkpoint at the end of an epoch, "
+            "once a minute has passed (training.save_seconds); wait for it, or continue a stopped "
+            "run with --resume; a study deletes the checkpoints of evaluated runs unless it has "
+            "--keep-checkpoints"
         )
     content = memoryview(path.read_bytes())
     header = _HEADER.match(content)
