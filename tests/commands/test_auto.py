@@ -149,6 +149,17 @@ def test_bad_input(command, words, said):
     assert said in error
 
 
+def test_a_name_with_spaces_must_be_in_quotes(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "My old photos").mkdir()
+    code, _, error = command("pretrain", "My", "old", "photos", "--budget", "5m")
+    assert code == 2
+    assert "; a name with spaces must be in quotes: 'My old photos'" in " ".join(error.split())
+    code, _, error = command("pretrain", "My", "photos", "--budget", "5m")
+    assert code == 2
+    assert "quotes" not in error
+
+
 def test_python_names_the_rule_too():
     with pytest.raises(UserError, match="needs images"):
         pretrain("auto")

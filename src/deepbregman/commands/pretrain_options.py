@@ -4,6 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,10 +119,14 @@ def insert_auto(words: list[str]) -> list[str]:
     known = [*recipes(), *DATASETS]
     with suppress(OSError):  # there may be no such folder, or none that can be read
         known += [str(other) for other in path.parent.iterdir() if other.is_dir()]
+    hint = suggest(words[0], known)
+    spaced = " ".join(takewhile(lambda word: not word.startswith("-"), words))
+    if spaced != words[0] and Path(spaced).exists():
+        hint = f"; a name with spaces must be in quotes: {shlex.quote(spaced)}"
     raise UserError(
         f"{words[0]!r} is neither a folder of images or a file of many, nor a dataset "
         "(`deepbregman data list`), a recipe (`deepbregman recipes`) or a .toml file"
-        f"{suggest(words[0], known)}"
+        f"{hint}"
     )
 
 
