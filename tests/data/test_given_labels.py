@@ -65,6 +65,10 @@ def test_folders_and_mappings(tmp_path):
         ("", "must name the columns"),
         ("a1.png,a\na2.png,b\n", "must name the columns"),
         ("image_id,dx\na1,a\na2,b\n", "write label over the column of labels"),
+        (
+            "photo,animal\na1,a\na2,b\n",
+            "write image over the column of images and label over the column of labels",
+        ),
         ("image,label\n", "no image has a label"),
         ("image,label\na1.png,\n", "no image has a label; .* in a table in the column label"),
         ("image,label\na1.png,a\na2.png,a\n", "2 labels, all 'a'"),

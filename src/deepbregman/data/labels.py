@@ -16,7 +16,7 @@ from typing import NamedTuple
 from deepbregman.data.folders import quote_some, read_tree
 from deepbregman.errors import UserError
 from deepbregman.files import restore_text
-from deepbregman.terminal import count_words
+from deepbregman.terminal import count_words, join_words
 
 IMAGE_COLUMNS = ("image", "file", "filename", "name", "path", "image_id", "image_name")
 LABEL_COLUMNS = ("label", "class")
@@ -156,14 +156,16 @@ def read_table(path: Path) -> list[dict[str, str]]:
         ) from None
     except (OSError, csv.Error) as error:
         raise UserError(f"{where}: it cannot be read as CSV ({error})") from None
-    for key, names in (("image", IMAGE_COLUMNS), ("label", LABEL_COLUMNS)):
-        found = next((name for name in names if name in header), None)
-        if found is None:
-            raise UserError(
-                f"{where}: the first line is {first.strip()[:80]!r}; it must name the columns, "
-                f"image and label among them; write {key} over the column of {key}s"
-            )
-        header[header.index(found)] = key
+    kinds = {"image": IMAGE_COLUMNS, "label": LABEL_COLUMNS}
+    missing = [kind for kind, names in kinds.items() if not set(names) & set(header)]
+    if missing:
+        titles = join_words(f"{kind} over the column of {kind}s" for kind in missing)
+        raise UserError(
+            f"{where}: the first line is {first.strip()[:80]!r}; it must name the columns, "
+            f"image and label among them; write {titles}"
+        )
+    for kind, names in kinds.items():
+        header[header.index(next(name for name in names if name in header))] = kind
     table = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
     for row in table:
         row |= {name: restore_text(row[name]) for name in ("image", "label")}
