@@ -706,6 +706,37 @@ def test_labels_of_images_that_are_gone_or_damaged(command, run, photos, tmp_pat
     assert "delete" not in err
 
 
+def test_pictures_are_not_written_among_the_images(command, short_config, photos, monkeypatch):
+    """They would be images of the next command, and sub-folders beside them no classes."""
+    monkeypatch.chdir(photos.parent)
+    shutil.copytree(photos, "some")
+    monkeypatch.chdir("some")
+    config = override(
+        short_config, {"training.epochs": 0, "data.image_size": 8, "data.source": "."}
+    )
+    run = pretrain(config, run="runs/mine").path
+    before = sorted(Path().rglob("*.png"))
+    write_table(Path("few.csv"), *FEW)
+    for words in (
+        ["label", run, "--out", "first.csv", "--sheet", "a.png"],
+        ["label", run, "--labels", "few.csv", "--sheet", "runs/a.png"],
+        ["duplicates", run, "--sheet", "a.png"],
+        ["search", run, "--query", "red-1.png", "--out", "a.png"],
+        ["cluster", run, "--out", "clusters.csv"],
+        ["report", run, "--out", "report"],
+    ):
+        code, _, err = command(*words)
+        assert code == 2
+        assert "pictures in . count as images of the data; name a place outside" in err
+    assert sorted(Path().rglob("*.png")) == before
+    for words in (
+        ["label", run, "--out", "first.csv", "--sheet", "../a.png"],
+        ["duplicates", run, "--out", "copies.csv"],
+    ):
+        code, _, err = command(*words)
+        assert (code, err) == (0, "")
+
+
 def test_a_run_without_a_checkpoint_yet(command, run, tmp_path):
     """It may have finished many short epochs in its first minute."""
     folder = shutil.copytree(run.path, tmp_path / "run")

@@ -20,7 +20,15 @@ from deepbregman.terminal import (
     say,
 )
 
-from .parameters import Accelerator, Devices, PythonOnly, Reporter, RunFolder, open_images
+from .parameters import (
+    Accelerator,
+    Devices,
+    PythonOnly,
+    Reporter,
+    RunFolder,
+    check_picture,
+    open_images,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,6 +93,7 @@ def cluster(
             check_new_file(_name_sheet(out, method), ".png")
     if seeds < 1:
         raise UserError(f"seeds is {seeds}: it must be at least 1")
+    check_picture(run, data, source, out)
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.clustering import cluster_images
 

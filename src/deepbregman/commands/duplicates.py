@@ -11,7 +11,15 @@ from deepbregman.errors import UserError, notify
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeFloat, MaybePath, MaybeText, count_words, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, Reporter, RunFolder, open_images
+from .parameters import (
+    Accelerator,
+    Devices,
+    PythonOnly,
+    Reporter,
+    RunFolder,
+    check_picture,
+    open_images,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,6 +68,7 @@ def duplicates(
     check_new_file(sheet, ".png", "sheet")
     if threshold is not None and not 0.0 < threshold <= 1.0:
         raise UserError(f"threshold is {threshold}: a cosine must be above 0 and at most 1")
+    check_picture(run, data, source, sheet, "sheet")
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.duplicates import find_duplicates
 

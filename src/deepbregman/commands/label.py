@@ -21,6 +21,7 @@ from .parameters import (
     PythonOnly,
     Reporter,
     RunFolder,
+    check_picture,
     find_names_in_run,
     find_unknown_names,
     list_images,
@@ -110,6 +111,7 @@ def label(
     check_new_file(sheet, ".png", "sheet")
     if suggest < 0:
         raise UserError(f"suggest is {suggest}: it must be 0 or more")
+    check_picture(run, data, source, sheet, "sheet")
     from deepbregman.data.labels import read_labels, refuse_names
 
     given = read_labels(labels)
@@ -193,6 +195,7 @@ def draw(
     check_new_file(sheet, ".png", "sheet")
     if suggest < 1:
         raise UserError(f"suggest is {suggest}: it must be at least 1")
+    check_picture(run, data, None, sheet, "sheet")
     images = open_images(run, data, None, accelerator, devices, None, skip_unreadable)
     from deepbregman.evaluation.labelling import draw_images
     from deepbregman.files import create_csv

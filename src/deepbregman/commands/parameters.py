@@ -67,6 +67,31 @@ def open_images(
     return open_run(opened, data, source, accelerator, devices, encoder, skip_unreadable, listing)
 
 
+def check_picture(
+    run: "RunFolder",
+    data: str | None,
+    source: "Source | None",
+    path: Path | str | None,
+    option: str = "out",
+) -> None:
+    """Refuse pictures in the folder of the images: they would be images of every later command."""
+    from deepbregman.data.datasets import find_source
+    from deepbregman.runs import Run
+
+    if path is None or source is not None:
+        return
+    config = Run.open(run).config
+    try:
+        known, folder = find_source(data or config.data.source)
+    except UserError:
+        return  # left to what opens the data
+    if known is None and folder.is_dir() and Path(path).resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"--{option} {path}: pictures in {folder} count as images of the data; name a place "
+            "outside this folder"
+        )
+
+
 def list_images(config: Config, data: str | None) -> "Listing | None":
     """List the files of a dataset that is a folder of images, before torch is loaded.
 

@@ -12,7 +12,7 @@ from deepbregman.errors import UserError
 from deepbregman.files import check_new_folder
 from deepbregman.terminal import MaybeText, count_words, ignore_progress, say
 
-from .parameters import Reporter
+from .parameters import Reporter, check_picture
 
 
 class Report(NamedTuple):
@@ -61,6 +61,8 @@ def report(
     from deepbregman.reporting.sections import read_sources
 
     runs, studies = read_sources(sources)
+    for run in runs:
+        check_picture(run.path, None, None, out)
     place.parent.mkdir(parents=True, exist_ok=True)
     temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     try:

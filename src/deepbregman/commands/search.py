@@ -18,6 +18,7 @@ from .parameters import (
     PythonOnly,
     Reporter,
     RunFolder,
+    check_picture,
     find_unknown_names,
     list_images,
     open_images,
@@ -94,6 +95,7 @@ def search(
     from deepbregman.runs import Run
 
     opened = Run.open(run)
+    check_picture(opened, data, source, out)
     words = [str(query) for query in queries]
     listing = None if source is not None else list_images(opened.config, data)
     if listing is not None and (unknown := find_unknown_names(words, listing)):
