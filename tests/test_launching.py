@@ -163,7 +163,7 @@ class TestSaidOnce:
     @pytest.mark.parametrize(("rank", "said"), [("0", 1), ("1", 0)])
     def test_a_note(self, rank, said, monkeypatch, capsys):
         def give(arguments: list[str]) -> None:
-            notify("images lie beside sub-folders", stacklevel=1)
+            notify("images lie beside sub-folders")
 
         setting(monkeypatch, {**TORCHRUN, "RANK": rank, "LOCAL_RANK": rank})
         monkeypatch.setattr("deepbregman.cli._dispatch", give)

@@ -2,9 +2,11 @@
 
 import difflib
 import errno
+import inspect
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -39,9 +41,12 @@ class Notice(UserWarning):
     """A note to the user that stops nothing; the command line prints it in one line."""
 
 
-def notify(words: str, stacklevel: int) -> None:
-    """Give the user a note, at the line so many calls above; 1 is the caller's own."""
-    warnings.warn(words, Notice, stacklevel=stacklevel + 1)
+def notify(words: str) -> None:
+    """Give the user a note, at the line of their program that called this package."""
+    frames = traceback.walk_stack(inspect.currentframe())
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in frames]
+    own = [place for place, name in enumerate(names) if name.partition(".")[0] == __package__]
+    warnings.warn(words, Notice, stacklevel=own[-1] + 2)  # 1 is this function
 
 
 class ReportedElsewhere(Exception):

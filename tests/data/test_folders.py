@@ -116,8 +116,9 @@ def test_photos_beside_sub_folders_are_used_without_labels(tmp_path, save_pictur
     with pytest.warns(
         Notice,
         match="1 of 3 images lie beside sub-folders .*'2019', '2020'.*do not count as classes",
-    ):
+    ) as told:
         source = open_source(str(tmp_path), image_size=32)
+    assert [one.filename for one in told] == [__file__]  # the line of the user's program
     assert source.train.names == ("2019/1.png", "2020/trip/2.png", "z.png")
     assert source.train.labels is None
     assert source.test is None

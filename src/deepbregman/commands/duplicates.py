@@ -81,7 +81,7 @@ def duplicates(
     if sheet is None:
         return found
     if not found.groups:
-        notify(f"{sheet} is not written: there are no duplicates to show", stacklevel=2)
+        notify(f"{sheet} is not written: there are no duplicates to show")
         return found
     write_sheet(Path(sheet), found)
     return replace(found, sheet=Path(sheet))

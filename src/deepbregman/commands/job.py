@@ -1,6 +1,6 @@
 """Train a run from its first step or its last checkpoint to its end, in every process of a job."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -72,14 +72,8 @@ def train_run(
     warns = console is None and fabric.is_global_zero  # a program prints nothing itself
     if console is None or not fabric.is_global_zero:
         console = Console(quiet=True)
-
-    def tell(words: str) -> None:
-        """Say what the user should look at, at the line that called pretrain or resume."""
-        if warns:
-            notify(words, stacklevel=4)
-        else:
-            say(console, words, "yellow")
-
+    # For what the user should look at.
+    tell: Callable[[str], None] = notify if warns else partial(say, console, style="yellow")
     folder = broadcast(fabric, folder)  # a default one is named by the clock
     if not resuming and broadcast(fabric, is_run(folder)):
         config = run_together(fabric, lambda: read_settings(folder, config, request))

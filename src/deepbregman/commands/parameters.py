@@ -173,7 +173,7 @@ def find_names_in_run(
             whose, why = folder, "which is shown"
         if whose == own:
             taken |= set(both)
-        notify(f"{words}: the labels are taken for {whose}, {why}", stacklevel=3)
+        notify(f"{words}: the labels are taken for {whose}, {why}")
     return {name: own / name for name in taken}
 
 

@@ -288,7 +288,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
         folder = run or name_run_folder(Path(name).stem)
         given, unused = find_given(recipe, words), recipe.unused_fields
         for field in sorted(given.keys() & unused.keys()):
-            notify(f"{field} is not used in this training, since {unused[field]}", stacklevel=1)
+            notify(f"{field} is not used in this training, since {unused[field]}")
         if name == AUTO:
             return pretrain(AUTO, run=folder, changes=given, **rest)
         return pretrain(recipe, run=folder, **rest)

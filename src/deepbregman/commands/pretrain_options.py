@@ -146,7 +146,7 @@ def tell_of_folder(name: str, kind: str) -> None:
     """Tell the user how to name a folder that has the name of a recipe or of a dataset."""
     if Path(name).is_dir():
         words = f"{name} means the {kind} of that name; for the folder, write ./{name}"
-        notify(words, stacklevel=4)
+        notify(words)
 
 
 def find_given(config: Config, words: list[str]) -> dict[str, Any]:

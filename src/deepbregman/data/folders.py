@@ -101,7 +101,6 @@ def list_folder(folder: Path) -> Listing:
             f"{str(folder)!r}: {len(tree.here)} of {len(every)} images lie beside sub-folders with "
             f"images ({quote_some(tree.groups)}), so the sub-folders do not count as classes; if "
             "they should, put every image into one of them",
-            stacklevel=2,
         )
         tree = Tree(every, {}, tree.ignored)
     trees = [_require_uniform(folder, tree)]

@@ -59,7 +59,6 @@ def list_table(table: Path) -> Listing:
         notify(
             f"{where}: {len(rows) - len(given):,} of its {len(rows):,} images have no label and "
             "are left out; to pretrain on all images, name their folder",
-            stacklevel=2,
         )
     splits = {split for _, split in found.values()}
     tested = next((split for split in ("test", "val") if split in splits), None)

@@ -158,7 +158,7 @@ def _sample(splits: dict[str, Split], seed: int) -> dict[str, Split]:
     if total <= MOST_IMAGES:
         return splits
     words = f"{total:,} images are too many for a page: a sample of {MOST_IMAGES:,} is shown"
-    notify(words, stacklevel=4)
+    notify(words)
     sampled, seen = {}, 0
     for name, part in splits.items():
         seen += len(part)

@@ -119,13 +119,13 @@ def open_run(
     opened, changed = loaded.open_images(data, source, ignore_progress, listing)
     name = loaded.name_data(data, source)
     if loaded.config.data.skip_unreadable and opened.skipped_notice:
-        notify(f"{opened.skipped_notice} of {name}", stacklevel=4)
+        notify(f"{opened.skipped_notice} of {name}")
     epochs = loaded.config.training.epochs
     is_finished = loaded.epoch >= epochs or is_complete(run)
     if not is_finished:
         words = f"its encoder has seen {loaded.epoch:.4g} of {count_words(epochs, 'epoch')}"
         again = format_resume_command(loaded.config, run.path)
-        notify(f"run {run.path} is not finished: {words}; to continue it: {again}", stacklevel=4)
+        notify(f"run {run.path} is not finished: {words}; to continue it: {again}")
     return OpenedRun(loaded, opened, name, changed, is_finished)
 
 

@@ -71,7 +71,6 @@ class LoadedRun:
                 f"data {self.config.data.source!r} has changed since {self.run.path} was "
                 "pretrained: names, sizes or contents of its images differ; to train on them as "
                 f"they are now, start a new run with --encoder.weights {self.run.path}",
-                stacklevel=5,
             )
         return changed
 
@@ -162,7 +161,6 @@ def _warn_of_training(run: Run, trained_on: str, source: Source, name: str) -> N
             f"{found:,} of the {len(images):,} test images of {name!r} are among those that "
             f"{run.path} was trained on, without labels; for a strict test, set images aside "
             "before pretraining",
-            stacklevel=3,
         )
 
 
@@ -199,7 +197,7 @@ class Evaluation:
         refuse_link(path / ".records.lock")
         if not os.access(path, os.W_OK):
             words = f"{path} cannot be written to: results are printed, not recorded"
-            notify(words, stacklevel=5)  # at the call of evaluate
+            notify(words)
             return False
         return True
 
@@ -247,7 +245,6 @@ class Evaluation:
             notify(
                 f"every test image of {name!r} has the class {source.class_name(tested[0])!r}: "
                 "a classifier that always answers so is right, and the accuracies mean little",
-                stacklevel=2,
             )
         if data is not None and self.source is None:
             _warn_of_training(self.run, loaded.config.data.source, source, name)

@@ -238,7 +238,7 @@ def check_semi(evaluation: Evaluation) -> None:
     for subset in subsets:
         if subset.rounded_up:
             words = "one image is drawn of each class whose share is below one"
-            notify(f"{subset.name}: {words}: {quote_some(subset.rounded_up)}", stacklevel=2)
+            notify(f"{subset.name}: {words}: {quote_some(subset.rounded_up)}")
 
 
 def semi(evaluation: Evaluation) -> list[Record]:

@@ -275,5 +275,5 @@ def answer_by_index(
     if len(known) < len(rows) or k >= len(index.names) or not set(by) <= set(measures):
         return None
     if index.notice:
-        notify(f"{index.notice} of {source}", stacklevel=3)
+        notify(f"{index.notice} of {source}")
     return [index.answer(row, measures, k) for row in known]

@@ -237,7 +237,7 @@ def measure_missing(queue: TableQueue, console: Console) -> Record:
         config = next(cell.config for cell in plan.cells if cell.data == data)
         source = open_labelled(override(config, {"data.image_size": image_size}))
         if source.skipped_notice:  # printed once, though arms may have images of other sizes
-            notify(f"{source.skipped_notice} of {data}", stacklevel=2)
+            notify(f"{source.skipped_notice} of {data}")
         return source
 
     queue.count()

@@ -197,14 +197,13 @@ class Pretraining:
         settings = self.config.training
         self.events = run_in_first(self.fabric, self._open_events)
         console = console or Console(quiet=True)
-        warn = partial(notify, stacklevel=4)
         display = Display(
             console,
             epochs=settings.epochs,
             steps_per_epoch=self.steps_per_epoch,
             report_every=settings.knn_every,
             weights=self.step_module.weights,
-            tell=warn if warns else None,
+            tell=notify if warns else None,
         )
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
@@ -212,7 +211,7 @@ class Pretraining:
         ends = self._is_over()
         # Metrics that are lost are told wherever nothing is printed.
         if self.fabric.is_global_zero:  # it writes for all
-            tell = warn if console.quiet else display.warn
+            tell = notify if console.quiet else display.warn
             self.loggers = Loggers(self.run, self.config, tell)
         again = format_resume_command(self.config, self.run.path) if announces else ""
         signals = watch_signals(again, lambda: self._is_compiling)
