@@ -15,10 +15,11 @@ A run is trained once and then measured by one protocol after the other. Whateve
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -81,8 +82,6 @@ MEASURES = (
     ("corruptions", "kNN by divergence", "kNN by cosine"),
 )
 """Protocol, words of a variant that measures by the divergence, and of what it is compared with."""
-QUANTITY = ("data", "trained_on", "protocol", "variant", "metric")
-"""Fields that identify a quantity."""
 TRAINING = ("semi", "supervised", "transfer")
 """Protocols that train an encoder, so that they cannot share features with others."""
 MOST_CLASSES = 20
@@ -280,6 +279,20 @@ def _begin(plan: TablePlan, device: str) -> None:
 # Results
 
 
+class Quantity(NamedTuple):
+    """What identifies a quantity."""
+
+    data: str
+    trained_on: str
+    protocol: str
+    variant: str
+    metric: str
+
+
+ArmRows = dict[str, dict[int, Record]]
+"""The rows of one quantity: arm -> seed -> row."""
+
+
 def collect_results(folder: Path) -> Record:
     """Summarise the runs of a folder: every quantity by arm, and its paired differences.
 
@@ -288,20 +301,21 @@ def collect_results(folder: Path) -> Record:
     known = _list_runs(folder)
     named = read_json(folder / FILE)["arms"]
     arms = list(dict.fromkeys([*named, *(arm for arm, _, _ in known)]))
-    quantities: dict[tuple[str, ...], dict[str, dict[int, Record]]] = {}
+    quantities: dict[Quantity, ArmRows] = {}
     for arm, seed, run in known:
         config, kept = run.config, KeptPredictions(run)
         trained_on = name_dataset(config.data.source)
         for row in list_final_rows(run):
-            key = (name_dataset(row["data"]), trained_on, *(row[name] for name in QUANTITY[2:]))
-            found = quantities.setdefault(key, {}).setdefault(arm, {})
+            names = row["protocol"], row["variant"], row["metric"]
+            quantity = Quantity(name_dataset(row["data"]), trained_on, *names)
+            found = quantities.setdefault(quantity, {}).setdefault(arm, {})
             found[seed] = {**row, "kept": kept}
     return {
         "study": "tables",
         "arms": arms,
         "pairs": [list(pair) for pair in pair_arms(arms)],
         "runs": [_describe_run(*run) for run in known],
-        "quantities": [_summarise_quantity(key, found, arms) for key, found in quantities.items()],
+        "quantities": [_summarise_quantity(*each, arms) for each in quantities.items()],
         "by_divergence": _compare_measures(quantities),
         "classes": _summarise_classes(known),
         "written": now(),
@@ -340,20 +354,18 @@ def _describe_run(arm: str, seed: int, run: Run) -> Record:
     }
 
 
-def _summarise_quantity(
-    key: tuple[str, ...], found: dict[str, dict[int, Record]], arms: Sequence[str]
-) -> Record:
+def _summarise_quantity(quantity: Quantity, found: ArmRows, arms: Sequence[str]) -> Record:
     values = {
         arm: {seed: row["value"] for seed, row in rows.items()} for arm, rows in found.items()
     }
     differences = []
     for arm, other in pair_arms(arms):
-        pair = _compare(found.get(arm, {}), found.get(other, {}), metric=key[-1])
+        pair = _compare(found.get(arm, {}), found.get(other, {}), quantity.metric)
         if pair is not None:
             differences.append({"arm": arm, "against": other, **pair})
     first = next(iter(next(iter(found.values())).values()))
     return {
-        **dict(zip(QUANTITY, key, strict=True)),
+        **quantity._asdict(),
         "num_train": first["num_train"],
         "num_test": first["num_test"],
         "arms": {arm: {**summarise(list(v.values())), "values": v} for arm, v in values.items()},
@@ -380,23 +392,22 @@ def _compare(mine: dict[int, Record], other: dict[int, Record], metric: str) -> 
     return None if pair is None else {**pair, "over_images": interval}
 
 
-def _compare_measures(
-    quantities: dict[tuple[str, ...], dict[str, dict[int, Record]]],
-) -> list[Record]:
+def _compare_measures(quantities: Mapping[Quantity, ArmRows]) -> list[Record]:
     """Compare measures by the divergence with others of the same runs, seed by seed."""
     found = []
-    for key, mine in quantities.items():
-        *where, protocol, variant, metric = key
-        for of_protocol, words, other in MEASURES:
-            if of_protocol != protocol or words not in variant:
+    for quantity, mine in quantities.items():
+        for protocol, words, other in MEASURES:
+            if protocol != quantity.protocol or words not in quantity.variant:
                 continue
-            against = variant.replace(words, other)
-            theirs = quantities.get((*where, protocol, against, metric), {})
-            pairs = {arm: _compare(rows, theirs.get(arm, {}), metric) for arm, rows in mine.items()}
+            against = quantity.variant.replace(words, other)
+            theirs = quantities.get(quantity._replace(variant=against), {})
+            pairs = {
+                arm: _compare(rows, theirs.get(arm, {}), quantity.metric)
+                for arm, rows in mine.items()
+            }
             arms = {arm: pair for arm, pair in pairs.items() if pair is not None}
             if arms:
-                names = dict(zip(QUANTITY, key, strict=True))
-                found.append({**names, "against": against, "arms": arms})
+                found.append({**quantity._asdict(), "against": against, "arms": arms})
     return found
 
 
