@@ -151,6 +151,7 @@ def test_the_table_for_embedding_atlas(short_run, few_digits, tmp_path):
         (["--out", "map.html", "--format", "parquet"], "add --format html, or"),
         (["--out", "map.parquet"], "add --format parquet, or"),
         (["--out", "map.html", "--labels", "nowhere.csv"], "no such file"),
+        (["--out", "map.html", "--labels", "."], "a folder, and explore needs a CSV file"),
         (["--out", "map.html", "--labels", "old.html"], "image and label among them"),
         (["--out", "map.html", "--clusters", 1], "clusters is 1"),
         (["--out", "map.html", "--clusters", 1798], "clusters is 1798"),

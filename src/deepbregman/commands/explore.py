@@ -97,9 +97,8 @@ def explore(
     in_run: dict[str, Path] = {}
     if table is not None:
         if not table.is_file():
-            raise UserError(
-                f"labels {str(labels)!r}: no such file; `deepbregman label --out` writes it"
-            )
+            what = "a folder, and explore needs a CSV file" if table.is_dir() else "no such file"
+            raise UserError(f"labels {str(labels)!r}: {what}; `deepbregman label --out` writes it")
         rows = read_table(table)  # refuses it before torch is loaded, which takes seconds
         if data is not None and source is None:
             named = {row["image"] for row in rows if row["image"]}
