@@ -15,7 +15,7 @@ from rich.console import Console
 
 import deepbregman
 from deepbregman.commands.label import _find_surprises, draw, show
-from deepbregman.commands.pretrain import pretrain
+from deepbregman.commands.pretrain import pretrain, suggest_next
 from deepbregman.config import override
 from deepbregman.errors import UserError
 from deepbregman.evaluation.gallery import open_gallery, open_run
@@ -715,6 +715,7 @@ def test_pictures_are_not_written_among_the_images(command, short_config, photos
         short_config, {"training.epochs": 0, "data.image_size": 8, "data.source": "."}
     )
     run = pretrain(config, run="runs/mine").path
+    assert suggest_next(Run.open(run))[-1].endswith(" --out few.csv --sheet ../few.png")
     before = sorted(Path().rglob("*.png"))
     write_table(Path("few.csv"), *FEW)
     for words in (

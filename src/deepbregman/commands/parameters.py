@@ -75,21 +75,29 @@ def check_picture(
     option: str = "out",
 ) -> None:
     """Refuse pictures in the folder of the images: they would be images of every later command."""
-    from deepbregman.data.datasets import find_source
     from deepbregman.runs import Run
 
     if path is None or source is not None:
         return
-    config = Run.open(run).config
-    try:
-        known, folder = find_source(data or config.data.source)
-    except UserError:
-        return  # left to what opens the data
-    if known is None and folder.is_dir() and Path(path).resolve().is_relative_to(folder.resolve()):
+    folder = find_folder_around(Path(path), data or Run.open(run).config.data.source)
+    if folder is not None:
         raise UserError(
             f"--{option} {path}: pictures in {folder} count as images of the data; name a place "
             "outside this folder"
         )
+
+
+def find_folder_around(path: Path, data: str) -> Path | None:
+    """Return the folder of the images if a path lies in it, and its files count as images."""
+    from deepbregman.data.datasets import find_source
+
+    try:
+        known, folder = find_source(data)
+    except UserError:
+        return None  # left to what opens the data
+    if known is not None or not folder.is_dir():
+        return None
+    return folder if path.resolve().is_relative_to(folder.resolve()) else None
 
 
 def list_images(config: Config, data: str | None) -> "Listing | None":

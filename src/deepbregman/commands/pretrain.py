@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,14 @@ from deepbregman.launching import (
 from deepbregman.runs import Run, is_complete, is_run, name_run_folder
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, say
 
-from .parameters import Accelerator, MaybeDevices, PythonOnly, RunFolder, check_dataset
+from .parameters import (
+    Accelerator,
+    MaybeDevices,
+    PythonOnly,
+    RunFolder,
+    check_dataset,
+    find_folder_around,
+)
 from .pretrain_options import (
     AUTO,
     add_tables,
@@ -254,7 +262,10 @@ def suggest_next(run: Run) -> list[str]:
     found = [f"explore {place} --out map.html"]
     if labelled:
         return [f"evaluate {place}", *found]
-    return [*found, f"label {place} --out few.csv --sheet few.png"]
+    sheet = "few.png"
+    if folder := find_folder_around(Path(sheet), run.config.data.source):
+        sheet = os.path.relpath(folder.resolve().parent / sheet)
+    return [*found, f"label {place} --out few.csv --sheet {shlex.quote(sheet)}"]
 
 
 def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
