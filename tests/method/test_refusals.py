@@ -50,6 +50,12 @@ def test_the_value_and_the_rule_are_named(call, words):
         call()
 
 
+def test_a_bank_in_place_of_its_weight_is_named():
+    for loss in (db.match_divergence, db.info_nce):
+        with pytest.raises(TypeError, match=r"is of type Bank: .* give bank\.weight"):
+            loss(FOUR, FOUR, db.Bank(8, 4))
+
+
 def test_one_subnetwork_and_one_image_are_allowed():
     """The edge of what is refused: one score has no gap, and one image no negative."""
     assert db.divergence(FOUR[:, :1], FOUR[:, :1]).abs().max() == 0.0

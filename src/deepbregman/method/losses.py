@@ -199,6 +199,12 @@ def _require_rows(z: Tensor, target: Tensor, **others: Tensor) -> None:
         others: (K, d), one at most, by the name of the argument.
     """
     given = {"z": z, "target": target, **others}
+    for name, rows in given.items():
+        if not isinstance(rows, Tensor):
+            raise TypeError(
+                f"{name} is of type {type(rows).__name__}: it must be a tensor; of a Bank, give "
+                "bank.weight"
+            )
     fits = z.ndim == 2 and z.shape == target.shape and len(z) > 0
     for rows in others.values():
         fits = fits and rows.ndim == 2 and rows.shape[1] == z.shape[1] and len(rows) > 0
