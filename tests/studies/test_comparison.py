@@ -291,7 +291,12 @@ def test_endings_of_recipe_files(tmp_path, few_digits):
 
 
 @pytest.mark.parametrize(
-    ("name", "taken"), [("methods", "simclr+divergence"), ("learning-rates", "simclr-rate-x3")]
+    ("name", "taken"),
+    [
+        ("methods", "simclr+divergence"),
+        ("methods", "simclr-control"),
+        ("learning-rates", "simclr-rate-x3"),
+    ],
 )
 def test_a_file_may_not_have_the_name_of_an_arm_that_the_study_makes(
     name, taken, tmp_path, few_digits
@@ -306,19 +311,24 @@ def test_a_file_may_not_have_the_name_of_an_arm_that_the_study_makes(
         plan_study(study, options)
 
 
-def test_every_method_stands_alone_and_with_the_divergence(tmp_path, few_digits):
+def test_every_method_stands_alone_with_the_divergence_and_with_its_control(tmp_path, few_digits):
     study = find_study("methods")
     assert isinstance(study, Study)
     options = StudyOptions(data=few_digits, out=tmp_path / "methods", epochs=1)
     plan = plan_study(study, options)
-    names = [arm.name for arm in plan.arms]
-    recipes = [name for name in names if not name.endswith("+divergence")]
-    assert len(recipes) == 22
-    assert set(names) == {*recipes, *(f"{name}+divergence" for name in recipes)}
+    forms = {
+        "": ("alone", 0.0, 0.0),
+        "+divergence": ("with divergence", 1.0, 0.0),
+        "-control": ("control", 0.0, 1.0),
+    }
+    assert [arm.name for arm in plan.arms] == [
+        f"{r}{form}" for r in study.recipes for form in forms
+    ]
+    assert len(plan.arms) == 3 * 22
     for arm in plan.arms:
         config = override(plan.base, arm.changes)
-        assert config.divergence.is_on == arm.name.endswith("+divergence")
-        assert arm.series == ("with divergence" if config.divergence.is_on else "alone")
+        found = (arm.series, config.divergence.weight, config.divergence.info_nce)
+        assert found == forms[arm.name.removeprefix(str(arm.x))]
         assert config.training.epochs == 1
         divergence = config.divergence
         assert (divergence.source, divergence.compare) == ("bank", "match"), arm.name
@@ -327,14 +337,14 @@ def test_every_method_stands_alone_and_with_the_divergence(tmp_path, few_digits)
     # A recipe that has the divergence is no arm without it, and none with another one.
     options = dataclasses.replace(options, out=tmp_path / "two", recipes=("byol", "best"))
     arms = plan_study(study, options).arms
-    assert [arm.name for arm in arms] == ["byol", "byol+divergence", "best"]
+    assert [arm.name for arm in arms] == ["byol", "byol+divergence", "byol-control", "best"]
 
 
 @pytest.mark.parametrize(
     ("name", "arms"),
     [
         ("learning-rates", ["byol", "byol-rate-x0.3", "byol-rate-x3"]),
-        ("methods", ["byol", "byol+divergence"]),
+        ("methods", ["byol", "byol+divergence", "byol-control"]),
     ],
 )
 def test_one_recipe_is_enough_where_it_has_several_arms(name, arms, tmp_path, few_digits):
@@ -497,15 +507,18 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
         assert changes[0].partition("=")[0] in str(caught.value)
     options = dataclasses.replace(options, rates=(later, folder))
 
-    # Of 4 images byol alone has 2 right, with the divergence 3: the same two and one more.
+    # Of 4 images byol alone has 2 right, with the divergence 3: the same two and one more. Its
+    # control has all right.
     labels = torch.tensor([0, 1, 2, 3])
-    found = {"byol": [0, 1, 0, 0], "byol+divergence": [0, 1, 2, 0]}
+    found = {"byol": [0, 1, 0, 0], "byol+divergence": [0, 1, 2, 0], "byol-control": [0, 1, 2, 3]}
+    accuracies = {"alone": 50.0, "with divergence": 75.0, "control": 100.0}
     rows = [
         {
             **{"arm": arm.name, "series": arm.series, "x": arm.x, "seed": 0, "run": arm.name},
-            **{"state": "done", "metrics": {MAIN_METRIC: 75.0 if "+" in arm.name else 50.0}},
+            **{"state": "done", "metrics": {MAIN_METRIC: accuracies[arm.series]}},
         }
         for arm in opened.plan.study.arms
+        if arm.name != "simclr-control"
     ]
 
     def find(arm: str, seed: int, metric: str) -> Predictions | None:
@@ -529,6 +542,11 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     bounds = ", ".join(map(format_signed, images))
     assert f"| byol | 0.25 | 50.00 | 75.00 | +25.00 [{bounds}] | — | — | — |" in lines
     assert "| simclr |  | 50.00 | 75.00 | +25.00 | — | — | — |" in lines
+    below = ", ".join(map(format_signed, interval_over_images([[0.0, 0.0, 0.0, -100.0]])))
+    above = ", ".join(map(format_signed, interval_over_images([[0.0, 0.0, 100.0, 100.0]])))
+    (row,) = [line for line in lines if line.startswith("| byol | 100.00 | +")]
+    assert row == f"| byol | 100.00 | +50.00 [{above}] | -25.00 [{below}] | — | — | — |"
+    assert not any(line.startswith("| simclr | 100") for line in lines)  # its control has no run
 
     more = dataclasses.replace(options, out=tmp_path / "a", recipes=("vicreg", "byol"))
     with pytest.raises(UserError, match="recipe vicreg has no rate there at which all"):

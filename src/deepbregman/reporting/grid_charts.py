@@ -45,6 +45,8 @@ VERDICTS = {"above": PALETTE[2], "not told apart": GREY, "below": PALETTE[1]}
 """What the interval of a difference says, and its colour."""
 MANY_RECIPES = 4
 """More recipes than these are not named one by one."""
+CONTROLS = "control"
+"""Series of the controls of methods: InfoNCE to the same teacher and bank, not the divergence."""
 SERIES_COLOURS = {"SimCLR": PALETTE[1], "with divergence": PALETTE[0]}
 """Colours of series that several studies have; other series take the remaining colours."""
 LONG_NAME = 26
@@ -54,7 +56,7 @@ LOG_RATIO = 20.0
 
 
 def is_of_methods(results: Record) -> bool:
-    """Whether the arms are methods, alone and with the divergence."""
+    """Whether the arms are methods: alone, with the divergence, and with its control."""
     return bool(results["study"].get("with_divergence"))
 
 

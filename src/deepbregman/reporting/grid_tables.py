@@ -9,6 +9,7 @@ from deepbregman.runs import Record
 from .charts import as_sentence
 from .grid_charts import (
     COMPARED,
+    CONTROLS,
     GROUP_METRICS,
     PART_METRICS,
     describe_budget,
@@ -51,9 +52,11 @@ def tabulate_study(results: Record, key: str) -> list[Table]:
     Methods, learning rates and parts have a table of their own before these, with all that counts.
     """
     tables = [_tabulate_arms(results, key)]
-    if results["study"]["figure"] == "groups":
-        tabulate = _tabulate_methods if is_of_methods(results) else _tabulate_series
-        tables.insert(0, tabulate(results, key))
+    if is_of_methods(results):
+        controls = _tabulate_controls(results, key)
+        tables = [_tabulate_methods(results, key), *([controls] if controls.rows else []), *tables]
+    elif results["study"]["figure"] == "groups":
+        tables.insert(0, _tabulate_series(results, key))
     if results["study"]["figure"] == "parts":
         tables.insert(0, _tabulate_parts(results, key))
     if name_reference(results) is not None:
@@ -76,7 +79,9 @@ def save_study_tables(path: Path, results: Record) -> None:
 def _tabulate_methods(results: Record, key: str) -> Table:
     """Make a line for each method: alone, with the divergence, their difference, and published."""
     alone = {arm["x"]: arm for arm in results["arms"] if not arm.get("against")}
-    with_divergence = {arm["x"]: arm for arm in results["arms"] if arm.get("against")}
+    with_divergence = {
+        arm["x"]: arm for arm in results["arms"] if arm.get("against") and arm["series"] != CONTROLS
+    }
     published = list_published_series(results)
     costs = [arm.get("cost") or {} for arm in results["arms"]]
     measured = [name for name in MEASURED if any(cost.get(name) is not None for cost in costs)]
@@ -108,6 +113,29 @@ def _tabulate_methods(results: Record, key: str) -> Table:
     caption += f". Published: {where}. {CAVEAT}" * bool(published)
     title = results["study"]["title"]
     return Table(f"{key}-methods", title, "method", tuple(columns), tuple(rows), caption)
+
+
+def _tabulate_controls(results: Record, key: str) -> Table:
+    """Make a line for each method that has a control: the control, and what lies between."""
+    controls = {arm["x"]: arm for arm in results["arms"] if arm["series"] == CONTROLS}
+    over = {arm["x"]: arm["over_control"] for arm in results["arms"] if arm.get("over_control")}
+    rows = []
+    for x, arm in controls.items():
+        cells = []
+        for metric in GROUP_METRICS:
+            cells.append(make_cell(arm["metrics"].get(metric)))
+            cells.append(make_cell(arm["difference"].get(metric)))
+            cells.append(make_cell(over.get(x, {}).get(metric)))
+        rows.append(Row(str(x), tuple(cells), marks=_mark_diverged(arm)))
+    columns = [
+        f"{name}, {words}"
+        for name in GROUP_METRICS.values()
+        for words in ("control", "control - alone", "divergence - control")
+    ]
+    caption = "Control: the method with InfoNCE to the same teacher and bank in place of the "
+    caption += f"divergence; {count_seeds(rows)}. Differences have the {INTERVAL}"
+    title = "Is it the divergence, or its teacher and bank?"
+    return Table(f"{key}-controls", title, "method", tuple(columns), tuple(rows), caption)
 
 
 def _tabulate_series(results: Record, key: str) -> Table:

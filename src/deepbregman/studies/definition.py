@@ -20,7 +20,7 @@ from deepbregman.config import (
     override,
 )
 from deepbregman.errors import UserError, suggest
-from deepbregman.reporting.grid_charts import MANY_RECIPES
+from deepbregman.reporting.grid_charts import CONTROLS, MANY_RECIPES
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, join_words
 
 Changes = Mapping[str, Any]
@@ -189,8 +189,9 @@ class Study:
     recipes: tuple[str, ...] = ()
     """Names of the recipes, the reference first, if the arms are whole recipes."""
     with_divergence: Changes = dataclasses.field(default_factory=dict)
-    """If the arms are whole recipes: changes that add a divergence. They make a second arm of every
-    recipe that has none and can have one. Empty for no second arms."""
+    """If the arms are whole recipes: changes that add a divergence. Every recipe that has none and
+    can have one then has two more arms: with the divergence, and its control, which has InfoNCE to
+    the same teacher and bank instead. Empty for no further arms."""
     rate_factors: tuple[float, ...] = ()
     """If the arms are whole recipes: multiples of the learning rate; each is an arm of a recipe."""
     evaluate_on: EvaluateOn = "test"
@@ -259,15 +260,11 @@ class Study:
         if self.rate_factors:
             return self._with_rates(configs, values)
         reference, base = next(iter(configs.items()))
-        arms: list[Arm] = []
-        for name, config in self._pair_with_divergence(configs):
-            series = ALONE if self.with_divergence else _name_plain_series(config)
-            series = OURS if config.divergence.is_on else series
-            x = name.removesuffix(PLUS_DIVERGENCE)
-            arms.append(Arm(name, _list_changes(base, config), x, series))
-        made = dataclasses.replace(
-            self, arms=tuple(arms), recipes=tuple(configs), reference=reference
+        arms = tuple(
+            Arm(f"{recipe}{ending}", _list_changes(base, config), recipe, series)
+            for recipe, ending, config, series in self._list_forms(configs)
         )
+        made = dataclasses.replace(self, arms=arms, recipes=tuple(configs), reference=reference)
         return made.with_values(values)  # it takes none
 
     def _with_rates(self, configs: Mapping[str, Config], more: Sequence[Any]) -> "Study":
@@ -292,13 +289,16 @@ class Study:
             self, arms=tuple(arms), recipes=tuple(configs), rate_factors=factors
         )
 
-    def _pair_with_divergence(self, configs: Mapping[str, Config]) -> Iterable[tuple[str, Config]]:
-        for name, config in configs.items():
-            yield name, config
+    def _list_forms(self, configs: Mapping[str, Config]) -> Iterable[tuple[str, str, Config, str]]:
+        """List the forms of each recipe: the ending of the name, configuration and series."""
+        for recipe, config in configs.items():
+            plain = ALONE if self.with_divergence else _name_plain_series(config)
+            yield recipe, "", config, OURS if config.divergence.is_on else plain
             if self.with_divergence and not config.divergence.is_on:
                 # A recipe of the user's with one view and no teacher cannot have it.
                 with suppress(UserError):
-                    yield f"{name}{PLUS_DIVERGENCE}", override(config, self.with_divergence)
+                    yield recipe, PLUS_DIVERGENCE, override(config, self.with_divergence), OURS
+                    yield recipe, CONTROL, override(config, ENDINGS[CONTROL]), CONTROLS
 
     def choose_arms(self, only: Sequence[str]) -> tuple[Arm, ...]:
         """Return the arms that match names or patterns; by default all that need no labels."""

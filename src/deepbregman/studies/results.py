@@ -9,6 +9,7 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.files import check_new_folder, now, write_csv, write_json
+from deepbregman.reporting.grid_charts import CONTROLS
 from deepbregman.reporting.grid_tables import save_study_tables
 from deepbregman.reporting.screen import (
     draw_main_quantities,
@@ -20,7 +21,7 @@ from deepbregman.runs import Record
 from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
 from deepbregman.terminal import say
 
-from .definition import PLUS_DIVERGENCE, StudyResult
+from .definition import ALONE, OURS, StudyResult
 
 if TYPE_CHECKING:
     from deepbregman.evaluation.results import Predictions  # loads torch, which takes seconds
@@ -57,12 +58,13 @@ def find_references(study: Record) -> dict[str, str]:
     """Return arm -> the arm it is compared with.
 
     That is the study's reference or, in a figure of drops, the first arm of the same series. A
-    method with the divergence is compared with the method alone, and that with nothing.
+    method with the divergence, or with its control, is compared with the method alone.
     """
     if study.get("with_divergence"):
-        names = {arm["name"] for arm in study["arms"]}
-        alone = {name: name.removesuffix(PLUS_DIVERGENCE) for name in names}
-        return {name: other for name, other in alone.items() if other in names - {name}}
+        return {
+            **_pair_by_method(study, OURS, ALONE),
+            **_pair_by_method(study, CONTROLS, ALONE),
+        }
     first: dict[str, str] = {}
     for arm in study["arms"]:
         first.setdefault(arm["series"], arm["name"])
@@ -71,6 +73,13 @@ def find_references(study: Record) -> dict[str, str]:
         arm["name"]: first[arm["series"]] if drops else study["reference"] for arm in study["arms"]
     }
     return {arm: other for arm, other in against.items() if other not in (None, arm)}
+
+
+def _pair_by_method(study: Record, series: str, other: str) -> dict[str, str]:
+    """Return the arms of a series, each with the arm of another series that has its method."""
+    found = {arm["x"]: arm["name"] for arm in study["arms"] if arm["series"] == other}
+    mine = [arm for arm in study["arms"] if arm["series"] == series]
+    return {arm["name"]: found[arm["x"]] for arm in mine if arm["x"] in found}
 
 
 def estimate_interval(
@@ -138,11 +147,14 @@ def write_results(
     """Write ``results.json``, ``results.csv`` and ``tables.md``."""
     against = find_references(definition["study"])
     changes = compare_arms(rows, against, find)
+    controls = _pair_by_method(definition["study"], OURS, CONTROLS)
+    over_controls = compare_arms(rows, controls, find)
     summary = [
         {
             **arm,
             "against": against.get(arm["arm"]),
             "difference": changes.get(arm["arm"], {}),
+            "over_control": over_controls.get(arm["arm"], {}),
             "cost": costs.get(arm["arm"]),
         }
         for arm in summarise_arms(rows)

@@ -1,4 +1,4 @@
-"""Every method that trains without labels, alone and with the divergence, at one budget."""
+"""Every method that trains without labels: alone, with the divergence, and with its control."""
 
 from deepbregman.studies.definition import ALONE, Published, Study
 
@@ -54,7 +54,7 @@ STUDY = Study(
     note=(
         "Every method has the settings of its recipe. The arm with the divergence matches a "
         "teacher over a bank: the method's own teacher, or one beside it that sees a weak view. "
-        "Choose learning rates before, on held-out images: study learning-rates, then --rates with "
-        "its folder."
+        "Its control has InfoNCE to the same teacher and bank instead. Choose learning rates "
+        "before, on held-out images: study learning-rates, then --rates with its folder."
     ),
 )
