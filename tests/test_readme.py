@@ -285,16 +285,17 @@ def test_the_study_of_tables_is_its_record():
     for text in (page, " ".join(README.split())):
         assert f"{paper['mean']:+.2f} [{low:+.2f}, {high:+.2f}] linear" in text
     seeds = []
+    five = "five labels of each class"
     for variant, metric, name, unit in (
-        ("k-means, cosine features, test split", "NMI", "clusters", "NMI"),
-        ("cosine", "mAP", "retrieval", "mAP"),
-        ("5 labels per class, nearest mean, cosine", "top1", "five labels of each class", "top-1"),
+        ("k-means, cosine features, test split", "NMI", "clusters", "NMI in clusters"),
+        ("cosine", "mAP", "retrieval", "mAP in retrieval"),
+        ("5 labels per class, nearest mean, cosine", "top1", five, f"points with {five}"),
     ):
         gain = compare(variant, metric, "best", "simclr")
         above = compare(variant, metric, "best", "best-control")
         low, high = above["interval"]
         interval = f"{above['mean']:+.1f} [{low:+.1f}, {high:+.1f}]"
-        assert f"| {name}, {unit} | {gain['mean']:+.1f} | {interval} |" in README
+        assert f"{interval} {unit}" in README
         assert f"{name} {interval}" in page
         seeds += [above["n"], gain["n"]]
     assert set(seeds) == {3}
@@ -553,9 +554,8 @@ def test_the_gains_of_methods_in_sentences_are_the_record():
     taught = f"Methods with a teacher gain {max(gains[m] for m in TAUGHT):.1f} at most"
     for page in (results, readme):
         assert f"{said} ({GAINING[most]})" in page
-        assert f"Deep InfoMax loses {-gains['dim']:.1f}" in page
         assert taught in page
-    assert f"with three seeds each, MoCo v3 gains {gains['moco-v3']:.1f}" in readme
+    assert f"Deep InfoMax loses {-gains['dim']:.1f}" in results
     sure = sorted((m for m in TAUGHT if intervals[m][0] > 0.0), key=gains.__getitem__)
     first, *others = (f"{TAUGHT[method]} {gains[method]:.1f}" for method in reversed(sure))
     gaining = first.replace(f"{TAUGHT[sure[-1]]} ", f"{TAUGHT[sure[-1]]} gains ")
@@ -589,7 +589,6 @@ def test_what_seeds_and_settings_change_about_the_gains_of_methods_is_the_record
         assert f"varies by {min(spread):.1f} to {max(spread):.1f} between seeds" in page
     assert f"gained {gain:.1f} points instead of" in page
     assert f"({before['nnclr']:.1f} to {before['nnclr+divergence']:.1f}," in page
-    assert f"NNCLR gained {gain:.1f} instead of" in README
 
 
 def test_what_published_settings_change_is_the_record():
