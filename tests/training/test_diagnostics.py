@@ -295,6 +295,9 @@ def test_warnings_of_a_healthy_and_a_collapsed_batch():
     collapsed = warnings(diagnose(torch.ones(2, 8, 12), z, scores, 0.0), 4, 16)
     assert len(collapsed) == 1
     assert "collapsed" in collapsed[0]
+    assert "raise objective.weight" in collapsed[0]
+    (alone,) = warnings(diagnose(torch.ones(2, 8, 12), z, None, 0.0), 4, 16)
+    assert "objective.weight" not in alone  # it would raise the rate of the only loss
 
 
 @pytest.mark.parametrize("recipe", ["digits", "best"])

@@ -150,7 +150,9 @@ def find_collapse(record: dict[str, float]) -> list[str]:
     rank, deviation = record["effective_rank"], record["spread"]
     if rank >= COLLAPSED_RANK and deviation >= COLLAPSED_SPREAD:
         return []
+    # Without a divergence beside it, a larger weight acts as a higher learning rate does.
+    weight = " or raise objective.weight" if "active_subnetworks" in record else ""
     return [
         f"representations have collapsed (effective rank {rank:.1f}, spread {deviation:.3f}): "
-        "lower the learning rate or raise objective.weight"
+        f"lower the learning rate{weight}"
     ]
