@@ -326,8 +326,8 @@ def test_maps_come_from_the_same_pass_as_the_representation(name):
 
 
 def test_encoders_without_maps_are_refused_by_name():
-    words = r"objective.name is '{}' with encoder.name 'timm:resnet10t': the method looks at"
-    for name in ("dim", "amdim", "cpc", "pirl"):
+    words = r"objective.name is '{}' with encoder.name 'timm:resnet10t': the method takes only res"
+    for name in ("dim", "amdim", "cpc", "pirl", "cmc"):
         with pytest.raises(UserError, match=words.format(name)):
             configure(name, **{"encoder.name": "timm:resnet10t"})
     encoder = build_encoder("small", 8)

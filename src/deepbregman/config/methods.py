@@ -34,7 +34,8 @@ class ObjectiveSettings(Section):
     needs_weak_views: ClassVar[bool] = False
     """Whether the method cannot do without ``weak_views``."""
     needs_stages: ClassVar[bool] = False
-    """Whether the method looks at parts of images, so that the encoder must have stages."""
+    """Whether the method takes only encoders with stages: it looks at parts of images, or has two
+    networks."""
     queues_batches: ClassVar[bool] = False
     """Whether the field ``queue``, unless it is 0, must hold a batch."""
     needs_labels: ClassVar[bool] = False

@@ -520,8 +520,7 @@ class Config:
         if method.needs_stages and self.encoder.name not in STAGED:
             raise UserError(
                 f"objective.name is {method.name!r} with encoder.name {self.encoder.name!r}: the "
-                f"method looks at parts of images, which only {', '.join(STAGED)} can; choose one "
-                "of them"
+                f"method takes only {', '.join(STAGED)}; choose one of them"
             )
         alone = self.views.num_views < 2 and self.teacher is None
         if method.needs_pair_for_divergence and alone and self.divergence.is_on:
