@@ -103,7 +103,9 @@ def draw_where_it_helps() -> None:
     chart = altair.hconcat(
         draw(*first, labels=True), *(draw(*panel, labels=False) for panel in rest), spacing=20
     ).configure_axis(labelFontSize=12, titleFontSize=12, titleFontWeight=400, labelLimit=260)
-    chart = chart.configure_legend(orient="bottom", labelFontSize=12, labelLimit=400)
+    chart = chart.configure_legend(
+        orient="bottom", labelFontSize=12, labelLimit=400, symbolOpacity=1
+    )
     chart.save(IMAGES / "where-it-helps.png", scale_factor=2)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vl_convert
 from rich.console import Console, RenderableType
 
 from deepbregman.files import write_json
@@ -49,6 +50,14 @@ def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(results, t
     assert "Published, the paper" in words
     assert "Published, another" not in words
     assert "published: another, kNN" in printed(screen.draw_study_tables(results))
+
+
+def test_every_number_of_subnetworks_is_written_at_the_axis():
+    path = ROOT / "results" / "studies" / "kappa-cifar10" / "results.json"
+    figure = grid_charts.draw_study(json.loads(path.read_text()), "kappa")[0]
+    svg = vl_convert.vegalite_to_svg(figure.spec)
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert {"5", "20", "50", "100", "200", "500", "1000"} <= set(words)
 
 
 @pytest.mark.parametrize("kind", ["line", "bars", "drops"])

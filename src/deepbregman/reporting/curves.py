@@ -170,7 +170,9 @@ def _make_curve_template(
 
     places = dict(arms)
     value = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True))
-    ticks: Any = {"values": epochs, "format": "d"} if epochs else {"tickMinStep": 1}
+    ticks: Any = {"tickMinStep": 1}
+    if epochs:
+        ticks = {"values": epochs, "tickCount": len(epochs), "format": "d"}
     epoch = alt.X("epoch:Q", title="epoch", axis=alt.Axis(**ticks))
     base = begin_chart([]).encode(x=epoch, y=value, color=encode_arm(places))
     if has_kinds:

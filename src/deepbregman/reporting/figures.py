@@ -312,7 +312,8 @@ def _draw_bars(bars: Sequence[Record], unit: str, ends: Sequence[float]) -> Any:
     import altair as alt
 
     scale = alt.Scale(domain=list(ends), nice=False)
-    ticks = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=True, labelOverlap=False)
+    # Without its own count the configuration's would leave out every second value.
+    ticks = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], tickCount=6, grid=True)
 
     def x(field: str) -> Any:
         return alt.X(f"{field}:Q", title=unit, scale=scale, axis=ticks)
@@ -346,4 +347,6 @@ def save_speed_figure(path: Path, record: Record) -> None:
             )
         chart = _draw_bars(bars, "share of the bare encoder's views per second", [0.0, 1.35])
         figures.append(_make_figure(chart.properties(width=560), name_group(group)))
-    save_chart([path], stack(figures, record["device"], [], columns=1))
+    save_chart(
+        [path], stack(figures, f"Speed of a training step, {record['device']}", [], columns=1)
+    )

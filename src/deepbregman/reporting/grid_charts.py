@@ -317,9 +317,9 @@ def _draw_line(
         scale = alt.Scale(nice=False, padding=14, **kind)
         ticks = sorted(set(ends))
         crowded = len(ticks) > 8
-        axis = alt.Axis(
-            values=ticks, grid=False, labelExpr="'' + datum.value", labelOverlap=crowded
-        )
+        written: Any = {"labelExpr": "'' + datum.value", "labelOverlap": crowded}
+        # Vega leaves out every second value where there are more than the count.
+        axis = alt.Axis(values=ticks, tickCount=len(ticks), grid=False, **written)
         x: Any = alt.X("x:Q", title=x_label, scale=scale, axis=axis)
         published = [{**point, "x": float(point["x"])} for point in published]
     else:
