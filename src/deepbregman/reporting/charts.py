@@ -320,6 +320,7 @@ def draw_dots(
     published: Sequence[Record] = (),
     references: Sequence[Record] = (),
     lines: Mapping[str, str] | None = None,
+    ends: tuple[float, float] | None = None,
 ) -> Any:
     """Draw every point as a dot with a bar from ``low`` to ``high``, in the line of its ``row``.
 
@@ -330,6 +331,7 @@ def draw_dots(
         arms: where they are given, the dots of one line lie below each other, by arm.
         levels: values to mark across all lines.
         references: values to mark across one line each.
+        ends: of the axis, where some bars are far longer than the rest; these are cut there.
     """
     import altair as alt
 
@@ -345,7 +347,8 @@ def draw_dots(
     axis = alt.Axis(grid=True, tickBand="extent", **style)
     scale = alt.Scale(domain=order)
     y = alt.Y(f"{row}:N", sort=order, title=None, scale=scale, axis=axis)
-    x = alt.X("value:Q", title=unit, scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
+    reach: Any = {"domain": ends, "nice": False} if ends else {"zero": False}
+    x = alt.X("value:Q", title=unit, scale=alt.Scale(**reach), axis=alt.Axis(grid=True))
     shared: dict[str, Any] = {"y": y, "color": colour}
     if arms:
         shared["yOffset"] = alt.YOffset("arm:N", sort=arms, scale=alt.Scale(domain=arms))
@@ -357,7 +360,7 @@ def draw_dots(
         layers.append(_draw_references(references, row, order).encode(x=x))
     base = begin_chart(points).encode(**shared)
     layers += [
-        base.mark_rule(strokeWidth=2).encode(
+        base.mark_rule(strokeWidth=2, clip=True).encode(
             x=alt.X("low:Q"), x2="high:Q", opacity=highlight_arm(0.55)
         ),
         base.mark_point(filled=True, size=70).encode(

@@ -275,9 +275,6 @@ def _draw_parts(results: Record, key: str, metric: str) -> Figure | None:
         return None
     means = [0.0, *(point["value"] for point in points)]
     margin = max(1.0, 0.3 * (max(means) - min(means)))  # the interval of two seeds may be huge
-    low, high = min(means) - margin, max(means) + margin
-    for point in points:
-        point["low"], point["high"] = max(point["low"], low), min(point["high"], high)
     reference = name_reference(results)
     levels = [{"value": 0.0, "word": reference}]
     for point in points:
@@ -293,12 +290,15 @@ def _draw_parts(results: Record, key: str, metric: str) -> Figure | None:
         unit="points",
         levels=levels,
         lines=lines,
+        ends=(min(means) - margin, max(means) + margin),
     )
-    words = begin_chart(levels).mark_text(baseline="bottom", dy=-3, color=GREY)
-    chart += words.encode(x=alt.X("value:Q"), y=alt.value(0), text="word:N")
+    levels.sort(key=lambda level: level["value"])
+    for level, (side, away) in zip(levels, (("right", -3), ("left", 3)), strict=False):
+        words = begin_chart([level]).mark_text(align=side, dx=away, dy=-7, color=GREY)
+        chart += words.encode(x=alt.X("value:Q"), y=alt.value(0), text="word:N")
     title = f"Difference to {reference}: {COMPARED[metric]}"
     caption = "each line changes one part of the recipe; difference seed by seed, "
-    caption += f"{describe_bars(points)}; a long bar is cut"
+    caption += f"{describe_bars(points)}; a long bar is cut at the edge"
     return Figure(f"{key}-{slug(metric)}", title, caption, specify(chart, title, caption))
 
 

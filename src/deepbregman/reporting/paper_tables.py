@@ -270,8 +270,7 @@ def draw_differences(results: Record, prefix: str = "") -> Figure | None:
         return None
     # The interval of two seeds is so wide that the means would lie on one line.
     reach = 1.5 * max(1.0, *(abs(point["value"]) for point in points))
-    for point in points:
-        point["low"], point["high"] = max(point["low"], -reach), min(point["high"], reach)
+    lows, highs = ([point[end] for point in points] for end in ("low", "high"))
     names = list(dict.fromkeys(point["arm"] for point in points))
     places = {name: place for place, name in enumerate(names)}
     words = {"arm:N": "arms", "measure:N": "quantity", "shown:N": "difference"}
@@ -284,6 +283,7 @@ def draw_differences(results: Record, prefix: str = "") -> Figure | None:
         shape=encode_shape(places),
         arms=names,
         levels=[{"value": 0}],
+        ends=(max(-reach, min(0.0, *lows)), min(reach, max(0.0, *highs))),
     )
     title = "Where is an arm ahead?"
     caption = f"points; mean of the differences seed by seed, {describe_bars(points)}; no bar is "
