@@ -38,10 +38,11 @@ def test_a_label_comes_back_as_it_was_written(tmp_path):
     assert found == [*given * 2, ("f.png", "+")]
 
 
-def test_unicode_text_of_a_spreadsheet(tmp_path):
+@pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be"])
+def test_unicode_text_of_a_spreadsheet(tmp_path, code):
     path = tmp_path / "few.txt"
     lines = [f"{image}\t{label}" for image, label, *_ in RIGHT]
-    path.write_text("\r\n".join(["image\tlabel", *lines]), encoding="utf-16", newline="")
+    path.write_text("\ufeff" + "\r\n".join(["image\tlabel", *lines]), encoding=code, newline="")
     assert read_labels(path) == RIGHT
     path.write_bytes(path.read_bytes()[:-1])  # half a character
     with pytest.raises(UserError, match=r"cannot be read as CSV .*UTF-8"):

@@ -1,5 +1,6 @@
 """A CSV file that names images and their labels, as a dataset."""
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_a_table_of_class_folders_is_the_same_dataset_as_the_folders(tmp_path, s
             save_picture(tmp_path / name / f"{index}.png", height=9)
     folders = open_source(str(tmp_path), image_size=32)
     lines = [f"{name}/{index}.png,{name}" for index in (3, *range(10)) for name in ("dogs", "cats")]
-    table = write(tmp_path / "labels.csv", "image,label", *lines)
+    table = write(tmp_path / "labels.csv", "image,label", *lines, "", ",")  # empty lines at the end
     assert has_labels(table)
     assert typical_side(table) == 6
     listing = check_labels(table)
@@ -63,6 +64,33 @@ def test_images_are_found_by_their_file_name_below_the_table(tmp_path, save_pict
         "part_2/ISIC_2.jpg": "mel",
     }
     assert test == {"part_1/ISIC_4.jpg": "mel", "part_2/ISIC_5.jpg": "nv"}
+
+
+def test_images_are_found_however_their_accents_are_written(tmp_path, save_picture):
+    apart, joined = (unicodedata.normalize(form, "é") for form in ("NFD", "NFC"))
+    names = [
+        f"{apart}1.png",
+        f"{apart}2.png",
+        f"{joined}3.png",
+        f"{joined}4.png",
+    ]  # as macOS, Linux
+    for name in names:
+        save_picture(tmp_path / "photos" / name)
+    swap = str.maketrans({apart[0]: joined, apart[1]: None, joined: apart})
+    lines = [f"{name.translate(swap)},{'ab'[i % 2]}" for i, name in enumerate(names)]
+    train, test = labels_of(
+        open_source(write(tmp_path / "l.csv", "image,label", *lines), image_size=8)
+    )
+    assert train | test == {f"photos/{name}": "ab"[i % 2] for i, name in enumerate(names)}
+
+
+def test_a_whole_file_name_counts_before_one_without_its_extension(tmp_path, save_picture):
+    for name in ("1.jpg", "1.jpg.png", "2.png", "3.png", "4.png"):
+        save_picture(tmp_path / "photos" / name)
+    table = write(tmp_path / "l.csv", "image,label", "1.jpg,a", "2,a", "3,b", "4,b")
+    train, test = labels_of(open_source(table, image_size=8))
+    assert (train | test)["photos/1.jpg"] == "a"
+    assert len(train | test) == 4
 
 
 def test_a_table_may_lie_beside_the_folder_of_its_images(tmp_path, save_picture, monkeypatch):
@@ -108,6 +136,10 @@ def test_images_without_a_label_and_predicted_labels_are_left_out(tmp_path, save
         (["file,label", "a.png,x", "b.png,y", "away.png,x"], r"1 of 3 names .*'away.png'.* path"),
         (["image,label", "same,x", "b.png,y"], r"1 of 2 names .*'same'"),
         (["image,label", "a.png,x", "b.png,y", "a.png,y"], r"'a.png' is 'x' .* and 'y' .* one"),
+        (
+            ["image,label,split", "a.png,x,train", "b.png,y,train", "a.png,x,test"],
+            r"'a.png' is 'x' \(train\) and 'x' \(test\)",
+        ),
         (["image,label", "a.png,x", "b.png,x"], r"2 labels, all 'x'"),
         (["image,label", "a.png,", "b.png,"], r"no image has a label"),
         (["a.png,x", "b.png,y"], r"must name the columns"),

@@ -149,7 +149,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
             delimiter = max(",;\t", key=first.count)  # the first of equals
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = [_name_column(name.strip()) for name in next(reader, [])]
-            rows = [[cell.strip() for cell in row] for row in reader]
+            stripped = ([cell.strip() for cell in row] for row in reader)
+            rows = [row for row in stripped if any(row)]  # spreadsheets save empty lines, too
     except UnicodeError as error:
         raise UserError(
             f"{where}: it cannot be read as CSV ({error}); save the table in UTF-8"
