@@ -128,8 +128,6 @@ def _decode_shrunk(image: Image.Image, side: int) -> Pixels:
     if image.size == stored and (pixels := _decode_jpeg(image)) is not None:
         return _shrink(pixels, target)
     image.load()
-    if box is None:  # loading may rotate (TIFF), so the header's size may not be the image's
-        target = fit_size(image.height, image.width, side)
     colour = _to_rgb(image)
     if box is not None and box != (0, 0, *colour.size):  # a fraction that ends within a pixel
         colour = colour.resize((target[1], target[0]), Image.Resampling.BILINEAR, box=box)
