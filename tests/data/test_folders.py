@@ -1,6 +1,8 @@
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,14 +36,16 @@ def test_flat_folder_with_odd_names(tmp_path, save_picture):
     names = ["a b.JPG", "été.png", "日本 語.jpeg", "x.y.TIFF", "p.ppm", "b.bmp", "w.webp"]
     for name in names:
         save_picture(tmp_path / name)
-    (tmp_path / "notes.txt").write_text("not an image")
+    (tmp_path / "notes.TXT").write_text("not an image")
     (tmp_path / "noext").write_text("")
+    (tmp_path / ".DS_Store").write_text("")
     (tmp_path / ".hidden.png").write_bytes(b"broken, but never looked at")
+    save_picture(tmp_path / ".ipynb_checkpoints" / "1.png")
     source = open_source(str(tmp_path), image_size=32)
     assert source.name == tmp_path.name
     assert source.train.names == tuple(sorted(names))
     assert (source.train.labels, source.test, source.classes) == (None, None, None)
-    ignored = {".txt": 1, "no extension": 1, "hidden .png": 1}
+    ignored = {".txt": 1, "no extension": 1, "hidden .png": 1}  # nothing of hidden folders
     assert (list_folder(tmp_path).ignored, source.skipped) == (ignored, ())
     assert [path.name for path in source.train.images.paths] == sorted(names)
 
@@ -87,13 +91,49 @@ def test_test_wins_over_val(tmp_path, save_picture):
     assert _names(open_source(str(tmp_path), image_size=32))[1] == {"test/a/1.png", "test/b/1.png"}
 
 
-def test_unlabelled_training_folder_with_a_labelled_test_folder(tmp_path, save_picture):
-    save_picture(tmp_path / "train" / "1.png")
+@pytest.mark.parametrize("name", ["train/1.png", "train/images/1.png"])
+def test_unlabelled_training_folder_with_a_labelled_test_folder(tmp_path, save_picture, name):
+    save_picture(tmp_path / name)
     save_picture(tmp_path / "test" / "a" / "2.png")
     save_picture(tmp_path / "test" / "b" / "3.png")
     source = open_source(str(tmp_path), image_size=32)
+    assert source.train.names == (name,)
     assert source.train.labels is None
     assert _label_of(source) == {"test/a/2.png": "a", "test/b/3.png": "b"}
+
+
+def test_images_have_one_order_whatever_order_a_file_system_has(
+    tmp_path, save_picture, monkeypatch
+):
+    names = [f"cats/{year}/{i}.png" for year in ("2019", "2020") for i in range(3)]
+    for name in names:
+        save_picture(tmp_path / name)
+    walk = os.walk
+
+    def walk_backwards(*words: Any, **options: Any) -> Iterator[tuple[str, list[str], list[str]]]:
+        for directory, folders, files in walk(*words, **options):
+            folders.sort(reverse=True)
+            yield directory, folders, sorted(files, reverse=True)
+
+    monkeypatch.setattr(os, "walk", walk_backwards)
+    assert open_source(str(tmp_path), image_size=32).train.names == tuple(names)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path, save_picture, monkeypatch
+):
+    for name in ("a/1.png", "b/1.png", "locked/1.png"):
+        save_picture(tmp_path / name)
+    scan = os.scandir
+
+    def scan_most(path: str) -> Any:
+        if os.path.basename(path) == "locked":
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_most)
+    with pytest.raises(UserError, match=r"cannot be listed .*locked.* check its permissions"):
+        open_source(str(tmp_path), image_size=32)
 
 
 def test_a_class_may_be_called_train(tmp_path, save_picture):

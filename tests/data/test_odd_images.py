@@ -216,8 +216,9 @@ def _modes() -> Iterator[Case]:
     yield Case("cmyk.tif", written(encoded(flat, "TIFF")), cyan, False)
     floats = encoded(np.full((4, 4), 0.5, np.float32), "TIFF")
     yield Case("floats.tif", written(floats), words="no fixed range")
-    wide = encoded(np.full((4, 4), 70_000, np.int32), "TIFF")
-    yield Case("large-values.tif", written(wide), words="outside 0..65535")
+    for value in (70_000, -1):
+        wide = encoded(np.full((4, 4), value, np.int32), "TIFF")
+        yield Case(f"value{value}.tif", written(wide), words="outside 0..65535")
 
 
 def _stored_as(upright: np.ndarray, orientation: int) -> np.ndarray:
