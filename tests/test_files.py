@@ -21,6 +21,7 @@ from deepbregman.files import (
     clear_temporaries,
     create_file,
     digest,
+    digest_files,
     hold_folder,
     hold_lock,
     open_inside,
@@ -329,6 +330,20 @@ def test_records_of_another_shape(record, words, tmp_path):
         (tmp_path / "r.json").write_text(json.dumps(record))
         with pytest.raises(UserError, match=rf"r.json cannot be used \({words}\): restore it"):
             read_json(tmp_path / "r.json", SHAPE)
+
+
+@pytest.mark.parametrize("place", [0, 63, 64, 129])
+def test_another_size_or_time_of_any_of_many_files_is_another_digest(tmp_path, place):
+    paths = [tmp_path / str(index) for index in range(130)]
+    for path in paths:
+        path.touch()
+        os.utime(path, (1, 1))
+    before = digest_files(paths)
+    os.utime(paths[place], (1, 2))
+    assert digest_files(paths) != before
+    paths[place].write_text("x")
+    os.utime(paths[place], (1, 1))
+    assert digest_files(paths) != before
 
 
 def test_parts_of_a_digest_are_told_apart():

@@ -28,6 +28,8 @@ Shape = Any
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")
 _SETTLING_SECONDS = 0.5
 """Time for a worker that was forked from a killed process to release its lock."""
+_ASKED = 64
+"""Files whose sizes and times one task asks for."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 """Start of a text that a spreadsheet takes for a formula; the last four are full-width signs."""
@@ -212,8 +214,11 @@ def digest(*parts: bytes | memoryview) -> str:
 
 def digest_files(paths: Sequence[Path]) -> str:
     """Tell files apart by their paths, sizes and times, without reading them."""
-    with ThreadPoolExecutor() as pool:  # a network's disk answers several at a time
-        statuses = list(pool.map(os.stat, paths))
+    # A network's disk answers several at a time; a task for each file would take longer than to ask.
+    parts = [paths[start : start + _ASKED] for start in range(0, len(paths), _ASKED)]
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda part: [os.stat(path) for path in part], parts)
+        statuses = [status for answer in answers for status in answer]
     known = [
         (os.path.abspath(path), status.st_size, status.st_mtime_ns)
         for path, status in zip(paths, statuses, strict=True)
