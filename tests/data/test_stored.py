@@ -87,7 +87,9 @@ def write_parquet(folder: Path, struct: bool = True) -> Path:
         images: list[Any] = [encode(PIXELS[index]) for index in part]
         images = [{"bytes": image, "path": None} for image in images] if struct else images
         table = arrow.table({"image": images, "label": [LABELS[index] for index in part]})
-        if struct:
+        if not struct:
+            table = table.append_column("mask", arrow.array([b"bytes of another kind"] * len(part)))
+        else:
             names = {"info": {"features": {"label": {"names": ["cat", "dog", "owl"]}}}}
             table = table.replace_schema_metadata({b"huggingface": json.dumps(names).encode()})
         parquet.write_table(table, folder / f"{name}.parquet", row_group_size=4)
@@ -191,16 +193,18 @@ class TestTar:
         for name in ("train", "test"):
             (tmp_path / name).mkdir()
             write_tar(tmp_path / name / "0.tar", samples(range(1, 3)))
+            (tmp_path / name / "._0.tar").write_bytes(b"as macOS adds beside each file")
         source = open_source(str(tmp_path), image_size=8)
         assert source.test is not None
         names = [f"{folder}/0.tar/000{i}.png" for folder in ("train", "test") for i in (1, 2)]
         assert [*source.train.names, *source.test.names] == names
 
     def test_a_sample_is_a_folder_and_a_name_up_to_the_first_dot(self, tmp_path):
-        members = {"a/0.left.png": encode(PIXELS[0]), "a/0.cls": b"2"}
+        members = {"a/0.left.PNG": encode(PIXELS[0]), "a/0.cls": b"2"}
+        members |= {"a/._0.left.PNG": b"as macOS adds beside each file"}
         members |= {"b/0.cls": b"1", "b/0.png": encode(PIXELS[1])}
         index = read_index([write_tar(tmp_path / "all.tar", members)])
-        assert index.names == ["all.tar/a/0.left.png", "all.tar/b/0.png"]
+        assert index.names == ["all.tar/a/0.left.PNG", "all.tar/b/0.png"]
         assert index.labels == ["2", "1"]
 
     def test_another_time_of_any_shard_is_another_identity(self, tmp_path):
@@ -215,10 +219,10 @@ class TestTar:
         for index in range(20):
             members |= {
                 f"{index}.png": encode(PIXELS[index]),
-                f"{index}.cls": b"owl" if index % 2 else b"cat\n",
+                f"{index}.cls": b"owl" if index % 2 else b"7\n",
             }
         source = open_source(str(write_tar(tmp_path / "all.tar", members)), image_size=8)
-        assert source.classes == ("cat", "owl")
+        assert source.classes == ("7", "owl")
         assert (len(source.train), len(source.test)) == (16, 4)
 
     def test_the_index_is_kept_and_read_again(self, tmp_path, monkeypatch):
@@ -249,9 +253,14 @@ class TestTar:
         assert [copy.read(index) for index in (0, 17, 1)] == [
             encode(PIXELS[index]) for index in (0, 17, 1)
         ]
+        assert len(copy._files) == 1  # a system lets a process open few
         assert images.shards.tolist() == [index // 6 for index in range(18)]
         chosen = images.select(torch.tensor([7, 1]))
         assert chosen.shards.tolist() == [1, 0]
+        one = chosen.select(torch.tensor([0]))
+        assert [place.read() for place in (one.paths[0], chosen.paths[:1][0])] == [
+            encode(PIXELS[7])
+        ] * 2
 
     def test_an_image_that_cannot_be_decoded(self, tmp_path):
         members = {**samples(range(4)), "bad.png": b"no image", "bad.cls": b"0"}
@@ -425,6 +434,7 @@ def test_labels_by_number_and_by_word():
     numbers, classes = number_labels({"train": [2, 0], "test": None})
     first, second = numbers.values()
     assert (first.tolist(), second, classes) == ([2, 0], None, ("0", "1", "2"))
+    assert number_labels({"train": [2, 0]}, ["a", "b"])[1] == ("0", "1", "2")  # too few names
     numbers, classes = number_labels({"train": ["b", "a"], "test": ["b"]})
     first, second = numbers.values()
     assert classes == ("a", "b")

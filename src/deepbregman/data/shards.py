@@ -61,7 +61,6 @@ class TarStore(Store):
         self._index = index
         self.shards = index.shards
         self._files: OrderedDict[int, int] = OrderedDict()
-        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._asked: OrderedDict[tuple[int, int], None] = OrderedDict()
 
@@ -85,8 +84,6 @@ class TarStore(Store):
         return content
 
     def _open(self, shard: int) -> int:
-        if self._owner != os.getpid():  # a worker process opens files of its own
-            self._owner, self._files = os.getpid(), OrderedDict()
         if shard in self._files:
             self._files.move_to_end(shard)
             return self._files[shard]
@@ -111,7 +108,7 @@ class TarStore(Store):
         return digest_files(self.paths)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_files": OrderedDict(), "_owner": -1, "_lock": None}
+        return {**self.__dict__, "_files": OrderedDict(), "_lock": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
