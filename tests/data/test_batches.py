@@ -267,6 +267,8 @@ def test_broken_image_when_resident(files, truncate):
     assert (lenient.skipped, lenient.num_images) == ({3}, 7)
     replaced = torch.tensor([0, 1, 2, 4, 4, 5, 6])
     assert _same(lenient.iterate(torch.arange(7), 7), good.iterate(replaced, 7))
+    with pytest.raises(UserError, match=files.paths[3].name):  # nothing to put in its place
+        ResidentBatches(files.select(torch.tensor([3])), CPU, skip_unreadable=True)
 
 
 def test_decoding_in_pieces(files, truncate, monkeypatch):

@@ -40,12 +40,15 @@ def test_other_pixels_under_the_same_names(folder, save_picture):
     assert _of(folder) != before
 
 
-@pytest.mark.parametrize("change", ["renamed", "removed", "added", "one byte"])
+@pytest.mark.parametrize("change", ["renamed", "moved", "removed", "added", "one byte"])
 def test_small_changes(folder, save_picture, change):
     paths = tuple(sorted(folder.rglob("*.png")))
     before, last = fingerprint(FileImages(paths, 8)), paths[-1]
     if change == "renamed":
         paths = (*paths[:-1], last.rename(last.with_name("zz.png")))
+    elif change == "moved":  # to another class
+        (folder / "c").mkdir()
+        paths = (*paths[:-1], last.rename(folder / "c" / last.name))
     elif change == "removed":
         paths = paths[:-1]
     elif change == "added":

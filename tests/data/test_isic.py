@@ -121,6 +121,8 @@ def _damage(folder: Path, kind: str) -> None:
         (folder / "ISIC2018_Task3_Test_Input").mkdir()
     elif kind == "no lesion":
         _group(folder, {image: LESIONS[image] for image in list(LESIONS)[1:]})
+    elif kind == "empty lesion":
+        _group(folder, LESIONS | {"ISIC_0024306": ""})
 
 
 @pytest.mark.parametrize(
@@ -139,6 +141,7 @@ def _damage(folder: Path, kind: str) -> None:
         ("no images", ["Training_Input", "is not there", "challenge.isic-archive.com"]),
         ("half a test split", ["Test_GroundTruth", "is not there"]),
         ("no lesion", ["LesionGroupings.csv", "no lesion for 1 image", "'ISIC_0024306'"]),
+        ("empty lesion", ["LesionGroupings.csv", "no lesion for 1 image", "'ISIC_0024306'"]),
     ],
 )
 def test_damage_is_named(isic, kind, parts):
