@@ -33,7 +33,8 @@ def _label_of(source: Source) -> dict[str, str]:
 
 
 def test_flat_folder_with_odd_names(tmp_path, save_picture):
-    names = ["a b.JPG", "été.png", "日本 語.jpeg", "x.y.TIFF", "p.ppm", "b.bmp", "w.webp"]
+    names = ["a b.JPG", "été.png", "日本 語.jpeg", "x.y.TIFF", "p.ppm", "g.pgm", "b.bmp"]
+    names += ["w.webp", "saved-by-a-browser.jfif"]
     for name in names:
         save_picture(tmp_path / name)
     (tmp_path / "notes.TXT").write_text("not an image")

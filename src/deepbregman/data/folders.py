@@ -21,7 +21,8 @@ HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
 """Whether Pillow's plug-in for HEIC, the format of telephones, is installed."""
 SUFFIXES = frozenset(
     {
-        *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".avif"),
+        *(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".avif"),
+        *(".ppm", ".pgm"),
         *((".heic", ".heif") if HAS_HEIF else ()),
     }
 )
