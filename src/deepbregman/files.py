@@ -214,7 +214,7 @@ def digest(*parts: bytes | memoryview) -> str:
 
 def digest_files(paths: Sequence[Path]) -> str:
     """Tell files apart by their paths, sizes and times, without reading them."""
-    # A network's disk answers several at a time. A task for each file would take longer than asking.
+    # A network's disk answers several at a time. A task for each file takes longer than to ask.
     parts = [paths[start : start + _ASKED] for start in range(0, len(paths), _ASKED)]
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda part: [os.stat(path) for path in part], parts)
