@@ -6,6 +6,7 @@ import pytest
 
 from deepbregman.data import Source, open_source
 from deepbregman.data import archives as archives_module
+from deepbregman.data.datasets import check_labels
 from deepbregman.errors import UserError
 
 GREY = np.random.default_rng(0).integers(0, 256, (5, 4, 6), dtype=np.uint8)
@@ -48,6 +49,25 @@ def test_grey_is_repeated_and_labels_are_optional(tmp_path, images):
 def test_validation_split_stands_in_for_a_missing_test_split(tmp_path):
     source = _open(tmp_path / "a.npz", train_images=GREY, val_images=GREY[3:])
     assert np.array_equal(source.test.images.pixels[:, 0].numpy(), GREY[3:])
+
+
+def test_labels_without_a_test_split_are_told_what_they_lack(tmp_path):
+    np.savez(tmp_path / "a.npz", train_images=GREY, train_labels=LABELS)
+    with pytest.raises(
+        UserError, match=r"labels .* of its test images: .*\.npz file with .*test_im"
+    ):
+        check_labels(str(tmp_path / "a.npz"))
+    np.savez(tmp_path / "a.npz", train_images=GREY, train_labels=LABELS, val_images=GREY[:2])
+    with pytest.raises(UserError, match="of its test images"):
+        check_labels(str(tmp_path / "a.npz"))
+    np.savez(
+        tmp_path / "a.npz",
+        train_images=GREY,
+        train_labels=LABELS,
+        val_images=GREY[:2],
+        val_labels=LABELS[:2],
+    )
+    assert check_labels(str(tmp_path / "a.npz")) is None
 
 
 def test_reading_in_pieces_changes_nothing(tmp_path, monkeypatch):

@@ -305,9 +305,11 @@ def check_labels(spec: str) -> Listing | None:
 def lack_of_labels(name: str) -> UserError:
     """Return the error about a dataset without labels to judge by."""
     return UserError(
-        f"data {name!r} has no labels to evaluate with: give a labelled dataset with --data, such "
-        "as a folder with one subfolder for each class, or a CSV file with the columns image and "
-        "label; to get labels for all images from labels for a few, use deepbregman label"
+        f"data {name!r} has no labels to evaluate with, of its training or of its test images: "
+        "give a labelled dataset with --data, such as a folder with one subfolder for each class, "
+        "a CSV file with the columns image and label, or an .npz file with train_labels, "
+        "test_images and test_labels; to get labels for all images from labels for a few, use "
+        "deepbregman label"
     )
 
 
