@@ -21,7 +21,6 @@ from deepbregman.terminal import ignore_progress
 MAP_FROM_BYTES = 1 << 30
 """Images that take so much, stored without compression, stay in the file and are read by need."""
 _READ_BYTES, _WRITTEN_BYTES = 1 << 24, 1 << 27  # bytes at a time
-_WRITTEN_AT = (1980, 1, 1, 0, 0, 0)  # the same source gives the same bytes at any time
 
 
 def open_archive(path: Path) -> Source:
@@ -251,4 +250,5 @@ def _write_array(archive: zipfile.ZipFile, key: str, values: npt.NDArray[np.gene
 
 
 def _open_member(archive: zipfile.ZipFile, key: str) -> IO[bytes]:
-    return archive.open(zipfile.ZipInfo(f"{key}.npy", _WRITTEN_AT), "w", force_zip64=True)
+    # Dated 1980, so that the same source gives the same bytes at any time.
+    return archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True)
