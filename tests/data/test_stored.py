@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,9 @@ def write_parquet(folder: Path, struct: bool = True) -> Path:
     ):
         images: list[Any] = [encode(PIXELS[index]) for index in part]
         images = [{"bytes": image, "path": None} for image in images] if struct else images
-        table = arrow.table({"image": images, "label": [LABELS[index] for index in part]})
+        kind = None if struct else arrow.large_binary()
+        labels = [LABELS[index] for index in part]
+        table = arrow.table({"image": arrow.array(images, kind), "label": labels})
         if not struct:
             table = table.append_column("mask", arrow.array([b"bytes of another kind"] * len(part)))
         else:
@@ -181,6 +184,16 @@ def test_changed_images_have_another_fingerprint(tmp_path):
     assert fingerprint(one) != fingerprint(other)
 
 
+@pytest.mark.parametrize("write", [write_shards, write_parquet])
+def test_another_time_of_any_part_is_another_identity(tmp_path, write):
+    """By which it is known whether the features of the images are still those that were kept."""
+    store = open_source(str(write(tmp_path / "p")), image_size=8).train.images.paths.store
+    before = store.identity()
+    assert store.identity() == before
+    os.utime(store.paths[-1], (1, 1))
+    assert store.identity() != before
+
+
 class TestTar:
     def test_one_file_without_labels(self, tmp_path):
         path = write_tar(tmp_path / "all.tar", samples(range(6), labelled=False))
@@ -206,13 +219,6 @@ class TestTar:
         index = read_index([write_tar(tmp_path / "all.tar", members)])
         assert index.names == ["all.tar/a/0.left.PNG", "all.tar/b/0.png"]
         assert index.labels == ["2", "1"]
-
-    def test_another_time_of_any_shard_is_another_identity(self, tmp_path):
-        paths = [write_tar(tmp_path / f"{i}.tar", samples(range(i, i + 2))) for i in (1, 3)]
-        store = TarStore(paths, read_index(paths))
-        before = store.identity()
-        os.utime(paths[1], (1, 1))
-        assert store.identity() != before
 
     def test_classes_may_be_words_and_a_fifth_is_the_test_split(self, tmp_path):
         members = {}
@@ -377,8 +383,12 @@ class TestParquet:
     def test_tables_that_do_not_fit_into_memory(self, folder, monkeypatch):
         if folder.name != "parquet":
             pytest.skip("shards stay on the disk")
-        monkeypatch.setattr("deepbregman.data.parquet.find_free_memory", lambda: 100)
-        with pytest.raises(UserError, match="write tar shards, which stay on the disk"):
+        taken = sum(path.stat().st_size for path in folder.iterdir())
+        monkeypatch.setattr("deepbregman.data.parquet.find_free_memory", lambda: 2 * taken)
+        assert len(open_source(str(folder), image_size=8).train) == 18
+        process = SimpleNamespace(local_processes=2)  # each has the tables in its own memory
+        monkeypatch.setattr("deepbregman.data.parquet.find_process", lambda: process)
+        with pytest.raises(UserError, match=r"2 processes .* write tar shards, which stay on the"):
             open_source(str(folder), image_size=8)
 
     def test_what_is_refused(self, tmp_path):

@@ -136,7 +136,7 @@ def _read_tables(
         if label is not None:
             labels += read[label].to_pylist()
             names = names or _read_class_names(schema, label)
-    store = ParquetStore(paths, [chunk for chunk in chunks if len(chunk)], name)
+    store = ParquetStore(paths, chunks, name)
     if not len(store):
         raise UserError(f"data.source: no row in {', '.join(map(str, paths[:3]))}")
     if labels and len(labels) != len(store):
