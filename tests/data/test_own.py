@@ -1,6 +1,7 @@
 """Images of the user's program: arrays, tensors and map-style datasets."""
 
 import io
+import time
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,37 @@ def test_labels_are_read_without_decoding_where_the_dataset_keeps_them():
     labels = own_data(dataset, test=PIXELS).train.labels
     assert labels.tolist() == [1, 0, 1, 0, 1, 0]
     assert dataset.read == 18  # for the sizes, and twice to see that they do not change
+
+
+def test_a_list_of_labels_of_another_length_is_not_that_of_the_dataset():
+    """As of a class that chooses some images of another and has all of its attributes."""
+
+    class Chosen(Pictures):
+        targets = (7,) * 10
+
+    assert _read_labels(DatasetStore(Chosen())) == [0, 1, 0, 1, 0, 1]
+
+
+def test_one_image_of_a_dataset_is_read_at_a_time():
+    class Alone(Pictures):
+        reading = 0
+
+        def __getitem__(self, index: int) -> Any:
+            self.reading += 1
+            time.sleep(0.002)
+            assert self.reading == 1
+            self.reading -= 1
+            return super().__getitem__(index)
+
+    decode_frames(own_data(Alone(), test=PIXELS).train.images.paths, 9, skip_unreadable=False)
+
+
+def test_the_identity_tells_any_other_image():
+    """By which it is known whether the features of the images are still those that were kept."""
+    images = list(PIXELS.repeat(4, 1, 1, 1))
+    before = DatasetStore(images).identity()
+    assert DatasetStore([*images]).identity() == before
+    assert DatasetStore([*images[:-1], images[0]]).identity() != before
 
 
 def test_labels_of_parts_of_a_dataset_are_read_without_decoding():
