@@ -199,6 +199,15 @@ def test_usage_entropy_spans_zero_to_one():
     assert usage_entropy(torch.zeros(3, 1)).item() == 1.0
 
 
+def test_usage_entropy_has_a_gradient_where_a_share_is_too_small_for_float32():
+    scores = torch.tensor([[0.0, 0.3, -200.0], [0.9, 0.4, -200.0]], requires_grad=True)
+    wide = scores.detach().double().requires_grad_()  # has shares down to 1e-308
+    usage = wide.softmax(dim=1).mean(dim=0)
+    (expected,) = torch.autograd.grad(-(usage * usage.log()).sum() / math.log(3), wide)
+    (found,) = torch.autograd.grad(usage_entropy(scores), scores)
+    torch.testing.assert_close(found, expected.float())
+
+
 def test_unknown_sets_are_refused():
     with pytest.raises(ValueError, match="'all' is not one of none, halves, rest"):
         list_comparisons(normal(3, 4, 2), "all")  # type: ignore[arg-type]  # what is tested

@@ -342,9 +342,10 @@ def usage_entropy(scores: Tensor, temperature: Number = 1.0) -> Tensor:
     """
     if scores.shape[1] == 1:
         return scores.new_ones(())
-    usage = F.softmax(of_distribution(scores) / temperature, dim=1).mean(dim=0)  # (K,)
-    entropy: Tensor = torch.special.entr(usage).sum()
-    return entropy / math.log(scores.shape[1])
+    log_p = F.log_softmax(of_distribution(scores) / temperature, dim=1)
+    log_usage = log_p.logsumexp(dim=0) - math.log(len(scores))  # (K,)
+    # Of logarithms, since a share may be too small for float32: its entropy has no gradient at 0.
+    return -(log_usage.exp() * log_usage).sum() / math.log(scores.shape[1])
 
 
 def list_comparisons(views: Tensor, sets: Sets) -> list[tuple[Tensor, Tensor]]:
