@@ -252,8 +252,13 @@ class TestSimilarity:
         (grad,) = torch.autograd.grad(psi.sum(), d)
         assert grad.isfinite().all()
 
-    def test_linear_of_nothing_but_zeros_is_one(self):
-        assert similarity(torch.zeros(3, 3), "linear").tolist() == [[1.0] * 3] * 3
+    @pytest.mark.parametrize("value", [0.0, 1e-43])
+    def test_linear_of_nothing_but_zeros_is_one(self, value):
+        distance = torch.full((3, 3), value, requires_grad=True)
+        psi = similarity(distance, "linear")
+        assert psi.tolist() == [[1.0] * 3] * 3
+        (grad,) = torch.autograd.grad(psi[0, 0], distance)
+        assert grad.abs().max() <= 1  # a huge one would throw the weights away
 
     @pytest.mark.parametrize("kernel", PAPER_KERNELS)
     def test_the_papers_kernels_are_positive_and_highest_at_zero(self, kernel):

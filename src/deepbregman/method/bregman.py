@@ -396,11 +396,17 @@ def _sqrt(distance: Tensor) -> Tensor:
     return torch.where(inside, torch.where(inside, room, 1.0).sqrt(), 0.0)
 
 
+def _linear(distance: Tensor) -> Tensor:
+    """Compute ``1 - D / max D``; if all are 0 but for rounding, 1, whose gradient is not huge."""
+    largest = distance.max()
+    return 1.0 - distance / torch.where(largest > torch.finfo(distance.dtype).eps, largest, 1.0)
+
+
 KERNELS: dict[str, Callable[[Tensor, Number, Number], Tensor]] = {
     "gaussian": lambda d, sigma, alpha: torch.exp(-d / (2.0 * sigma**2)),
     "inverse": lambda d, sigma, alpha: 1.0 / (1.0 + d),
     "sqrt": lambda d, sigma, alpha: _sqrt(d),
-    "linear": lambda d, sigma, alpha: 1.0 - d / d.max().clamp_min(torch.finfo(d.dtype).tiny),
+    "linear": lambda d, sigma, alpha: _linear(d),
     "arccot": lambda d, sigma, alpha: torch.pi / 2.0 - torch.atan(alpha * d),
     "negative": lambda d, sigma, alpha: -d,
 }
