@@ -205,6 +205,10 @@ class TestGenericDivergence:
         expected = (x * (x / y).log() - x + y).sum(1)
         torch.testing.assert_close(bregman(kl, x, y), expected)
 
+    def test_kl_of_a_distribution_with_zeros(self):
+        x, y = torch.tensor([0.0, 1.0]), torch.tensor([0.25, 0.75])
+        assert bregman(kl, x, y).item() == pytest.approx(math.log(4 / 3))
+
     def test_itakura_saito(self, points):
         x, y = points
         expected = (x / y - (x / y).log() - 1).sum(1)

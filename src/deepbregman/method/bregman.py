@@ -374,8 +374,8 @@ def squared_euclidean(x: Tensor) -> Tensor:
 
 
 def kl(x: Tensor) -> Tensor:
-    """Generator of the (generalised) Kullback-Leibler divergence: ``sum_i x_i log x_i``, x > 0."""
-    return (x * x.log()).sum(dim=-1)
+    """Generator of the (generalised) Kullback-Leibler divergence: ``sum_i x_i log x_i``, x >= 0."""
+    return torch.xlogy(x, x).sum(dim=-1)
 
 
 def itakura_saito(x: Tensor) -> Tensor:
