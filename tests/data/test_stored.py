@@ -374,6 +374,22 @@ class TestParquet:
         with pytest.raises(UserError, match="no image in it"):
             open_source(str(tmp_path / "e.parquet"), image_size=8)
 
+    def test_images_are_named_by_their_rows_whatever_is_set_aside(self, tmp_path):
+        """By these names labels come back, which are wanted in the table."""
+        arrow = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as parquet
+
+        table = arrow.table({"image": [*map(encode, PIXELS)], "label": LABELS})
+        parquet.write_table(table, tmp_path / "all.parquet", row_group_size=5)
+        source = open_source(str(tmp_path / "all.parquet"), image_size=9)
+        assert len(source.test) == 5  # a fifth, rounded
+        rows = {}
+        for part in ("train", "test"):
+            names = source.splits[part].names
+            rows |= dict(zip(names, read_pixels(source, range(len(names)), part), strict=True))
+        assert sorted(rows) == sorted(f"train[{row}]" for row in range(24))
+        assert all((rows[f"train[{row}]"] == PIXELS[row]).all() for row in range(24))
+
     def test_plain_bytes(self, tmp_path):
         folder = write_parquet(tmp_path / "p.parquet", struct=False)  # as Spark names it
         source = open_source(str(folder), image_size=8)

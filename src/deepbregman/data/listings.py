@@ -108,7 +108,9 @@ def open_stored(
     for name, part in data.splits.items():
         images = frame_store(part.store, image_size, skip_unreadable)
         labels = None if part.labels is None else torch.from_numpy(part.labels)
-        split = Split(images, labels, part.names)
+        # Images without names have those of their rows, to be found in the table again.
+        names = part.names or tuple(map(part.store.name, range(len(part.store))))
+        split = Split(images, labels, names)
         if skip_unreadable and len(split) <= FULL_DECODE_LIMIT:
             split, broken = _leave_out_undecodable(split, progress)
             skipped += broken
