@@ -100,8 +100,15 @@ def test_batches_stay_as_they_were_while_their_memory_is_used_again(files, num_w
 
 def test_a_pass_of_larger_batches_follows_one_of_smaller(files):
     streaming, resident = StreamingBatches(files, CPU, num_workers=1), ResidentBatches(files, CPU)
+    workers = []
     for size in (2, 5, 3, 7):
         assert _same(streaming.iterate(ORDER, size), resident.iterate(ORDER, size))
+        workers += streaming._loader._iterator._workers
+    assert workers[1] is workers[2]  # which need no more room
+    gc.collect()
+    for worker in workers[:-1]:
+        worker.join(60)
+    assert [worker.is_alive() for worker in workers] == [False, False, False, True]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")

@@ -3,7 +3,7 @@ from collections import Counter
 from fractions import Fraction
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deepbregman.data import grouped_split, stratified_split
@@ -29,6 +29,7 @@ def test_split_is_complete_disjoint_sorted_and_repeatable(labels, percent, seed,
 
 @settings(max_examples=200, deadline=None)
 @given(labels=label_lists, percent=st.integers(1, 99))
+@example(labels=[0, 1, 2, 3, 4, *[5] * 10], percent=20)  # one more, and no class that can give it
 def test_every_class_gets_its_share_rounded_one_way_or_the_other(labels, percent):
     _, held = stratified_split(
         torch.tensor(labels, dtype=torch.int64), len(labels), percent / 100, 0
@@ -48,6 +49,8 @@ def test_total_is_exact_and_largest_remainders_come_first():
     labels = torch.tensor([0] * 7 + [1] * 11 + [2] * 13)
     _, held = stratified_split(labels, 31, 0.2, 3)
     assert torch.bincount(labels[held]).tolist() == [1, 2, 3]
+    labels = torch.tensor([0] * 7 + [1] * 7)  # a fifth of 14 is 2.8, which is rounded
+    assert torch.bincount(labels[stratified_split(labels, 14, 0.2, 3)[1]]).tolist() == [2, 1]
 
 
 def test_decimal_fractions_are_meant_exactly():
