@@ -416,8 +416,9 @@ def test_what_a_killed_training_left_is_cleared_but_nothing_of_an_evaluation(run
     names = {"config.toml", "metrics.jsonl", "metrics.csv", "loggers.json", "result.json"}
     for name in names:
         (run.path / f".{name}.0123abcd").touch()
+    (run.checkpoints / ".last.pt.0123abcd").touch()
     run.clear_temporaries()
-    assert [path.name for path in run.path.glob(".*.0123abcd")] == [".result.json.0123abcd"]
+    assert [path.name for path in run.path.rglob(".*.0123abcd")] == [".result.json.0123abcd"]
 
 
 def test_what_a_killed_writer_of_the_result_left_goes_with_the_next(short_run, tmp_path):
