@@ -213,7 +213,7 @@ def _open_image(path: "ImagePlace") -> Iterator[Image.Image]:
     except Exception as error:  # decoders of damaged files raise nearly everything there is
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, UnidentifiedImageError):
-            reason = "not an image, or damaged from its first bytes"
+            reason = "not an image that Pillow can read, or damaged from its first bytes"
         what, fix = ("image file", "the file") if isinstance(path, Path) else ("image", "it")
         advice = (
             f"replace or remove {fix}, or leave such files out with --skip-unreadable, in a study "
