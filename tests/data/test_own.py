@@ -156,6 +156,36 @@ def test_a_list_of_labels_of_another_length_is_not_that_of_the_dataset():
     assert _read_labels(DatasetStore(Chosen())) == [0, 1, 0, 1, 0, 1]
 
 
+def test_labels_that_a_dataset_changes_are_those_of_its_items():
+    """Datasets of torchvision keep the labels as they were before ``target_transform``."""
+
+    class Kinds(Pictures):
+        targets = (0, 1, 0, 1, 0, 1)
+        target_transform = staticmethod({0: 7, 1: 8}.get)
+
+        def __getitem__(self, index: int) -> Any:
+            image, label = super().__getitem__(index)
+            return image, self.target_transform(label)
+
+    assert _read_labels(DatasetStore(Kinds())) == [7, 8, 7, 8, 7, 8]
+    assert _read_labels(DatasetStore(Subset(Kinds(), [1, 0]))) == [8, 7]
+
+
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
+def test_arrays_that_are_read_only(tmp_path):
+    """As a file that is mapped, and a column of pandas."""
+    np.save(tmp_path / "a.npy", PIXELS.numpy())
+    labels = np.arange(6)
+    labels.setflags(write=False)
+    torch.set_warn_always(True)
+    try:
+        source = own_data(np.load(tmp_path / "a.npy", mmap_mode="r"), labels, test=PIXELS)
+    finally:
+        torch.set_warn_always(False)
+    assert torch.equal(source.train.images.pixels, PIXELS)
+    assert source.train.labels.tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_one_image_of_a_dataset_is_read_at_a_time():
     class Alone(Pictures):
         reading = 0

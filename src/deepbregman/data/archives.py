@@ -1,7 +1,6 @@
 """A dataset in one ``.npz`` file, in the convention of MedMNIST: open it, verify it, write it."""
 
 import io
-import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,15 @@ from torch import Tensor
 
 from deepbregman.data.decoding import Pixels
 from deepbregman.data.frames import Sizes, decode_frames
-from deepbregman.data.images import ArrayImages, FileImages, Images, Progress, Source, Split
+from deepbregman.data.images import (
+    ArrayImages,
+    FileImages,
+    Images,
+    Progress,
+    Source,
+    Split,
+    share_pixels,
+)
 from deepbregman.data.npz import NpzReader, open_npz
 from deepbregman.terminal import ignore_progress
 
@@ -174,12 +181,9 @@ def _limit_classes(num_images: int) -> int:
 
 def _map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
     """Map (N, H, W, C) bytes of a file as (N, C, H, W)."""
+    # A private writable mapping is refused by Linux where it is larger than the memory.
     pixels = np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=shape)
-    with warnings.catch_warnings():
-        # A private writable mapping would please torch, but Linux refuses one that is larger than
-        # its memory. Nothing here writes into a source's pixels.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    return share_pixels(pixels).permute(0, 3, 1, 2)
 
 
 def write_archive(

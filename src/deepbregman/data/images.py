@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -162,6 +163,16 @@ class FileImages:
 
 
 Images = ArrayImages | FileImages
+
+
+def share_pixels(pixels: npt.NDArray[np.uint8]) -> Tensor:
+    """Take pixels as a tensor in the same memory, which may be read-only: nothing is written there.
+
+    torch warns of that, once, as if somebody would write.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(pixels)
 
 
 def join_arrays(first: ArrayImages, second: ArrayImages) -> ArrayImages:

@@ -20,6 +20,7 @@ from deepbregman.data.images import (
     Split,
     StoredImage,
     read_content,
+    share_pixels,
     spread_places,
 )
 from deepbregman.data.listings import ensure_test_split, find_median_side, frame_store
@@ -137,9 +138,7 @@ def to_image(found: Any) -> Image.Image:
 
 def to_pixels(values: "Tensor | npt.NDArray[Any]") -> Tensor:
     """Take an array or tensor in memory as pixels (N, 3, H, W); three channels are not copied."""
-    pixels = (
-        values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-    )
+    pixels = values if isinstance(values, Tensor) else share_pixels(np.ascontiguousarray(values))
     shape = tuple(pixels.shape)
     if pixels.dtype != torch.uint8:
         raise UserError(
@@ -265,6 +264,8 @@ def _read_labels(store: DatasetStore) -> list[Any] | None:
 
 def _list_labels(dataset: Any) -> list[Any] | None:
     """Return the list of labels that a dataset or its parts have; None if they have none."""
+    if getattr(dataset, "target_transform", None) is not None:  # it makes other labels of them
+        return None
     for attribute in ("targets", "labels"):  # attributes of torchvision datasets
         found = getattr(dataset, attribute, None)
         if found is not None and not callable(found) and len(found) == len(dataset):
@@ -287,7 +288,7 @@ def to_labels(values: Any, count: int, what: str) -> Tensor | None:
         return None
     rule = "give one whole number from 0, or one word, for each image, or labels to none"
     try:
-        given = torch.as_tensor(np.asarray(values))
+        given = torch.as_tensor(np.asarray(values).copy())  # those of pandas are read-only
     except (TypeError, ValueError):
         some = [value for value in values if not isinstance(value, int)]
         odd = f" such as {abbreviate(some[0])}" if some else ""
