@@ -38,6 +38,8 @@ TEACHER = db.Teacher(torch.nn.Linear(2, 2))
         (lambda: db.BregmanNetwork(in_features=3)(FOUR), r"\(5, 4\): expected \(N, 3\)"),
         (lambda: ENCODER(torch.ones(1, 3, 8, 8).long()), r"torch.int64: give uint8 in 0..255"),
         (lambda: ENCODER(torch.rand(1, 8, 8, 3)), r"\(1, 8, 8, 3\): .* if channels are last"),
+        (lambda: db.Views(8, jitter=0.4), "jitter is 0.4, but must be four strengths"),  # type: ignore[arg-type]  # what is tested
+        (lambda: db.Views(8, crop_area=0.2), "crop_area is 0.2, but must be two numbers"),  # type: ignore[arg-type]  # likewise
         (lambda: db.Bank(8, 3).push(FOUR), r"\(5, 4\): expected \(N, 3\)"),
         (lambda: db.Teacher(torch.nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
         (lambda: TEACHER.update(torch.nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
@@ -54,6 +56,12 @@ def test_a_bank_in_place_of_its_weight_is_named():
     for loss in (db.match_divergence, db.info_nce):
         with pytest.raises(TypeError, match=r"is of type Bank: .* give bank\.weight"):
             loss(FOUR, FOUR, db.Bank(8, 4))
+
+
+def test_a_temperature_without_its_name_is_no_view():
+    for loss in (db.nt_xent, db.nt_logistic):
+        with pytest.raises(TypeError, match=r"view of type float: .* such as temperature=0\.1"):
+            loss(FOUR, FOUR, 0.1)  # type: ignore[arg-type]  # what is tested
 
 
 def test_one_subnetwork_and_one_image_are_allowed():

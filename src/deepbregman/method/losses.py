@@ -40,6 +40,12 @@ def _compare_all(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         (MN, MN) similarities, (MN, MN) mask of the other views of the same image, (MN, MN) mask of
         the diagonal.
     """
+    for view in views:
+        if not isinstance(view, Tensor):
+            raise TypeError(
+                f"a view of type {type(view).__name__}: give each view as a tensor, and what is no "
+                "view by its name, such as temperature=0.1"
+            )
     alike = all(view.shape == views[0].shape and view.ndim == 2 and len(view) for view in views)
     if len(views) < 2 or not alike:
         raise ValueError(

@@ -116,7 +116,9 @@ class Views(nn.Module):
         for name, chance in zip(names, chances, strict=True):
             _require(0 <= chance <= 1, name, chance, "a probability between 0 and 1")
         rule = "four strengths (brightness, contrast, saturation, hue), from 0, hue up to 0.5"
-        _require(len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5, "jitter", jitter, rule)
+        _require(
+            _count(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5, "jitter", jitter, rule
+        )
         _require(0 <= rotation <= 180, "rotation", rotation, "between 0 and 180 degrees")
         removed = {without} if isinstance(without, str) else set(without)
         rule = f"made of names out of {', '.join(OPERATORS)}"
@@ -293,8 +295,13 @@ def _require_images(images: Tensor) -> None:
 
 def _require_range(name: str, value: tuple[float, float], most: float) -> None:
     rule = f"two numbers (least, greatest), finite, above 0, in order and up to {most}"
-    fits = len(value) == 2 and 0 < value[0] <= value[1] <= most and value[1] < float("inf")
+    fits = _count(value) == 2 and 0 < value[0] <= value[1] <= most and value[1] < float("inf")
     _require(fits, name, value, rule)
+
+
+def _count(value: object) -> int:
+    """Count the items of a tuple or list; a number, which the user may have given, has none."""
+    return len(value) if isinstance(value, Sequence) else 0
 
 
 def _require(condition: bool, name: str, value: object, rule: str) -> None:
