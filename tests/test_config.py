@@ -632,6 +632,9 @@ def test_unknown_recipe_lists_the_known(name):
             {"objective": {"weight": 0}, "divergence": {"weight": 0}},
             ("objective.weight", "divergence.weight", "both 0"),
         ),
+        ({"divergence": {"source": "bank"}}, ("source is 'bank'", "add a [teacher] table")),
+        ({"divergence": {"source": "prototypes"}}, ("'prototypes'", "add a [teacher] table")),
+        ({"divergence": {"compare": "match"}}, ("compare 'match'", "add a [teacher] table")),
     ],
 )
 def test_refusal_names_the_field_and_the_value(tables, parts):

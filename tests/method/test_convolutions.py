@@ -119,6 +119,13 @@ def test_traced_graph_has_the_plain_convolution(calls):
     assert calls == []
 
 
+def test_networks_in_bfloat16_are_left_alone(calls):
+    images = torch.randn(2, 3, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16), use_fast_gradients(images):
+        nn.Conv2d(3, 4, 3)(images).sum().backward()
+    assert calls == []
+
+
 def test_large_maps_are_left_alone(calls):
     images = torch.randn(2, 3, 16, 16)
     with use_fast_gradients(images):

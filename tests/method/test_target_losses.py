@@ -87,6 +87,7 @@ def test_gradients_are_right_and_reach_no_target():
         (lambda z: info_nce(z, target, bank, temperature=0.3), (z,), (target, bank)),
         (lambda z: info_nce(z, target, bank, in_batch=False), (z,), (target, bank)),
         (lambda z: bank_share_loss(z, target, bank), (z,), (target, bank)),
+        (lambda z: match_divergence(z, target, bank), (z,), (target, bank)),
         (lambda s: cross_view_entropy(shares, s, 0.5), (scores,), (shares,)),
     ):
         assert torch.autograd.gradcheck(loss, sources)

@@ -218,6 +218,13 @@ def test_stability_looks_one_measurement_back(tiny_config):
     assert [value == 1.0 for value in found] == [False, False, True, False, True]
 
 
+def test_neighbours_of_another_sample_are_not_compared(tiny_config):
+    sample = make_sample(tiny_config)
+    sample.measure(Shift(0))
+    sample.neighbours = [sample.neighbours[0][1:]]  # then an image could not be read
+    assert "neighbour_stability" not in sample.measure(Shift(0))
+
+
 def test_long_stability_looks_three_measurements_back(tiny_config):
     sample = make_sample(tiny_config)
     found = [sample.measure(Shift(seed)).get("long_stability") for seed in (0, 1, 2, 0, 3, 2)]

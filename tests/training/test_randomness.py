@@ -73,8 +73,9 @@ class TestShards:
     def few_shuffled(self, monkeypatch) -> None:
         monkeypatch.setattr(randomness, "SHUFFLED", 200)
 
-    def test_every_image_comes_once_and_epochs_differ(self):
-        orders = [randomness.shard_order(self.SHARDS, 64, 0, epoch) for epoch in (0, 0, 1)]
+    @pytest.mark.parametrize("batch_size", [64, 60, 7])
+    def test_every_image_comes_once_and_epochs_differ(self, batch_size):
+        orders = [randomness.shard_order(self.SHARDS, batch_size, 0, epoch) for epoch in (0, 0, 1)]
         assert all(order.sort().values.equal(torch.arange(6000)) for order in orders)
         assert orders[0].equal(orders[1])
         assert not orders[0].equal(orders[2])
