@@ -306,8 +306,12 @@ class TestViews:
         np.random.seed(3)
         torch.rand(5)
         assert torch.equal(views(self.IMAGES, None, drawn), first)
-        assert not torch.equal(first[0], first[1])
-        assert not torch.equal(views(self.IMAGES, None, self.draw(views, 1)), first)
+
+    @pytest.mark.parametrize("draw", [lambda: torch.rand(()), np.random.random, random.random])
+    def test_views_and_steps_differ_whatever_the_code_draws_from(self, draw):
+        views = OwnViews(lambda x: torch.full((len(x), 3, 8, 8), float(draw())), 8, 2)
+        made = [views(self.IMAGES, None, self.draw(views, seed)) for seed in (0, 1)]
+        assert len(torch.cat(made).unique()) == 4
 
     def test_uint8_becomes_float(self):
         views = OwnViews(lambda images: images[..., :8, :8], size=8, num_views=1)

@@ -327,6 +327,18 @@ def test_a_batch_that_does_not_fit_is_halved():
         make_plan(override(load_recipe("auto"), given), facts, given, SIZE, measure)
 
 
+def test_another_error_is_not_taken_for_a_full_memory():
+    tried: list[int] = []
+
+    def measure(config: Config, _: float) -> float:
+        tried.append(config.training.batch_size)
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        make_plan(load_recipe("auto"), CPU, {}, SIZE, measure)
+    assert len(tried) == 1
+
+
 def test_a_step_is_measured_in_proportion_to_the_batch(monkeypatch):
     clock = iter([*range(7), *range(10, 100)])  # one step takes four ticks
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
