@@ -502,6 +502,11 @@ def test_ours_is_the_baseline_plus_the_divergence():
     assert override(baseline, {"divergence.weight": ours.divergence.weight}) == ours
 
 
+def test_the_side_of_a_view_is_the_nearest_whole_number():
+    assert ViewSettings(relative_size=0.29).side(100) == 29  # the product is 28.999999999999996
+    assert ViewSettings(relative_size=0.7).side(32) == 22
+
+
 def test_recipe_from_a_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('seed = 4\n[data]\nsource = "été"\n', encoding="utf-8")

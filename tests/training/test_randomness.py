@@ -80,6 +80,10 @@ class TestShards:
         assert orders[0].equal(orders[1])
         assert not orders[0].equal(orders[2])
 
+    def test_epochs_begin_with_other_shards(self):
+        orders = [randomness.shard_order(self.SHARDS, 64, 0, epoch) for epoch in range(10)]
+        assert len({int(self.SHARDS[order[0]]) for order in orders}) > 4
+
     def test_a_process_reads_few_shards_at_a_time_and_a_batch_sees_many(self):
         order = randomness.shard_order(self.SHARDS, 64, 0, 0)[: 93 * 64].view(93, 2, 32)
         shards = self.SHARDS[order]  # by step and process
