@@ -77,6 +77,8 @@ def test_images_that_all_change_alike_leave_the_interval_over_seeds():
     paired = summarise_pairs(dict(enumerate(per_seed)), dict.fromkeys(range(3), 0.0))
     assert found == pytest.approx(paired["interval"])
     assert interval_over_images([[0.5, 0.5], [0.5, 0.5]]) == [0.5, 0.5]
+    # In the mean over the seeds all images change alike here, too, and all seeds have one mean.
+    assert interval_over_images([[0.0, 1.0], [1.0, 0.0]]) == [0.5, 0.5]
 
 
 def test_classes_count_alike_whatever_their_size():

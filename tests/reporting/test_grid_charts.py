@@ -4,6 +4,7 @@ import html
 import io
 import json
 import re
+import statistics
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,9 @@ def test_the_figure_says_under_which_conditions_and_what_diverged(results, tmp_p
         "Unequal budget: epochs of 5",
     ):
         assert sentence in words
+    assert grid_charts.format_seeds([3, 1, 3]) == "n = 1-3"
+    held_out = grid_charts.describe_conditions({**results, "evaluate_on": "holdout"})
+    assert held_out == "paper on cifar10, 4 epochs, held-out training images, top-1 %"
 
 
 def test_pairs_show_every_seed_and_the_differences():
@@ -235,6 +239,33 @@ def test_the_table_of_learning_rates_names_the_best_of_each_method(results):
     assert [cell.summary["mean"] for cell in found["byol"][:2]] == [90.0, 88.0]
     assert found["byol"][2].text == "0.1"
     assert [cell.text for cell in found["dino"]] == ["—", "—", ""]
+
+
+def test_methods_stand_in_their_columns_and_in_the_order_of_their_accuracy_alone():
+    folder = ROOT / "results" / "studies" / "methods"
+    results = json.loads((folder / "results.json").read_text())
+
+    def mean(arm: str) -> float:
+        found = []
+        for path in folder.glob(f"runs/{arm}-seed?/result.json"):
+            rows = json.loads(path.read_text())["evaluations"]
+            found += [
+                r["value"] for r in rows if (r["protocol"], r["metric"]) == ("linear", "top1")
+            ]
+        return statistics.fmean(found)
+
+    table = grid_tables.tabulate_study(results, "")[0]
+    rows = {row.name: dict(zip(table.columns, row.cells, strict=True)) for row in table.rows}
+    for name in ("byol", "dim"):
+        alone, both = mean(name), mean(f"{name}_divergence")
+        expected = {"": alone, ", with the divergence": both, ", difference": both - alone}
+        for ending, value in expected.items():
+            assert rows[name][f"linear{ending}"].summary["mean"] == pytest.approx(value)
+    figure = grid_charts.draw_study(results, "methods")[0]
+    points = next(part for part in layers_of(figure) if "arm" in part[0])
+    drawn = list(dict.fromkeys(point["x"] for point in points))
+    assert len(drawn) == 22
+    assert drawn == sorted(drawn, key=mean, reverse=True)
 
 
 def test_the_table_of_methods_has_speed_and_memory_where_a_run_recorded_them():

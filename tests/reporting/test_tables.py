@@ -48,6 +48,8 @@ def test_latex():
     assert r"\textless{}script\textgreater{} & --- & $2.00 \pm 0.12$ \\" in lines
     published = lines.index(r"\emph{Ours (published)} & 93.2 &  \\")
     assert lines[published - 1] == r"\midrule"
+    asked = to_latex(TABLE._replace(title="How many?"))  # as studies are called
+    assert r"\caption{How many? Mean $\pm$ deviation.}" in asked
     rules = [line for line in lines if line.endswith("rule")]
     assert rules == [r"\toprule", r"\midrule", r"\midrule", r"\bottomrule"]
 

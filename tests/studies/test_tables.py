@@ -664,3 +664,18 @@ def test_a_run_that_another_process_holds_is_left_to_it(few_digits, tmp_path):
         assert held
         assert queue.run_next(worker) is False
     assert queue.count() == (0, 1)
+
+
+def test_only_runs_of_one_seed_are_compared(short_config, tmp_path):
+    """A run that failed leaves its seed out, though the other arm has it."""
+    linear, wrong = "linear, cached features", {0: 6, 1: 1, 2: 3}
+    for arm, seeds in (("simclr", (0, 1, 2)), ("best", (1, 2))):
+        for seed in seeds:
+            missed = wrong[seed] - (arm == "best")  # best is right about one image more
+            predicted = [1 - c if place < missed else c for place, c in enumerate(SIX.tolist())]
+            make_measured_run(tmp_path, short_config, arm, seed, {linear: predicted})
+    (tmp_path / "tables.json").write_text('{"arms": ["simclr", "best"]}')
+    quantities = {q["metric"]: q for q in collect_results(tmp_path)["quantities"]}
+    (change,) = quantities["top1"]["differences"]
+    assert (change["n"], change["deviation"]) == (2, pytest.approx(0.0))
+    assert change["mean"] == pytest.approx(100 / 6)

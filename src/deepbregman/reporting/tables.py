@@ -145,7 +145,8 @@ def escape_latex(words: str) -> str:
 
 def to_latex(table: Table) -> str:
     """Write a table for ``booktabs``; published rows stand apart, in italics."""
-    caption = f"{table.title}. {table.caption}".rstrip(" .") + "."
+    parts = (part.rstrip(" .") for part in (table.title, table.caption) if part)
+    caption = " ".join(part if part.endswith("?") else f"{part}." for part in parts)
     lines = [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
