@@ -326,7 +326,7 @@ def test_trials_are_counted_by_what_became_of_them(search, tmp_path):
     again |= {"trial": 8, "state": "complete", "value": 91.0}
     found["trials"].append(again)  # stopped twice, then trained to its end
     write_json(tmp_path / "trials.json", found)
-    known = read_study(tmp_path).facts["trials"]
+    known = read_study(tmp_path).facts["searched"]
     assert known == "7 trials (4 complete, 1 pruned, 2 diverged)"
 
 

@@ -265,6 +265,21 @@ def test_published_figures_stand_apart_and_are_never_best(make_run):
     assert "not an arm" in table.caption
 
 
+def test_three_runs_of_one_seed_are_not_three_seeds(make_run):
+    """Copies of a run hardly deviate, so that an arm of them would seem clearly best."""
+    paths = []
+    for arm, weight, value in (("ours", 1.0, 94.0), ("plain", 0.0, 90.0)):
+        for copy in range(3):
+            changes, result = {"divergence.weight": weight}, {"evaluations": [row(value + copy)]}
+            paths.append(make_run(f"{arm}-{copy}", changes, result=result))
+    arms = group_runs(map(RunRecord.read, paths))
+    (table,) = tabulate_evaluations(arms)
+    assert [line.note for line in table.rows] == 2 * ["n = 3, of 1 seed"]
+    assert not any(line.cells[0].is_best for line in table.rows)
+    *_, warning = make_card(arms[0], name_datasets(arms)).warnings
+    assert "the deviation is not over independent seeds" in warning
+
+
 def test_the_card_of_an_arm_has_the_last_verdict_and_why_it_stopped(make_run):
     metrics = [
         {"epoch": 1, "verdict": "under-trained", "reason": "measured once"},

@@ -16,6 +16,7 @@ from deepbregman.config import Config, differing_fields, to_toml
 from deepbregman.errors import UserError
 from deepbregman.files import is_number
 from deepbregman.runs import Record, Run
+from deepbregman.terminal import count_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -142,7 +143,7 @@ class RunGroup:
     def size(self) -> str:
         """Say how many runs there are, and if they share seeds."""
         runs, seeds = len(self.runs), len(self.seeds)
-        return f"n = {runs}" + (f", of {seeds} different seeds" if seeds < runs else "")
+        return f"n = {runs}" + (f", of {count_words(seeds, 'seed')}" if seeds < runs else "")
 
     @property
     def method(self) -> str:

@@ -170,7 +170,7 @@ def _add_search(study: StudySection, record: Record) -> None:
         "data": Path(str(record["data"])).name,
         "epochs": str(record["epochs"]),
         "sampler": str(record["sampler"]),
-        "trials": count_trials(record),
+        "searched": count_trials(record),
     }
     study.figures = draw_search(record, study.key)
     study.tables = [tabulate_trials(record, study.key)]
