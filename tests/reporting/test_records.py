@@ -43,6 +43,14 @@ def test_a_run_from_the_weights_of_another_is_no_equal(make_run):
     assert find_unequal_budget(find_differences(arms)) == ["encoder.weights"]
 
 
+def test_what_makes_a_comparison_unfair_is_named(make_run):
+    unfair = {"data.image_size": 16, "encoder.name": "resnet18", "views.num_views": 4}
+    unfair |= {"training.epochs": 7, "training.batch_size": 64}
+    paths = [make_run("first"), make_run("other", {**unfair, "divergence.weight": 0.0})]
+    arms = group_runs([RunRecord.read(path) for path in paths])
+    assert set(find_unequal_budget(find_differences(arms))) == unfair.keys()
+
+
 def test_arms_are_runs_that_differ_only_by_seed(make_run):
     paths = [
         make_run("ours-seed0"),
