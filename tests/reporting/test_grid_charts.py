@@ -59,6 +59,8 @@ def test_every_number_of_subnetworks_is_written_at_the_axis():
     svg = vl_convert.vegalite_to_svg(figure.spec)
     words = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
     assert {"5", "20", "50", "100", "200", "500", "1000"} <= set(words)
+    scales = [layer["encoding"].get("x", {}).get("scale", {}) for layer in figure.spec["layer"]]
+    assert {scale["type"] for scale in scales if scale} == {"log"}
 
 
 @pytest.mark.parametrize("kind", ["line", "bars", "drops"])
@@ -75,6 +77,7 @@ def test_arms_stand_at_their_means_and_published_values_apart(kind, results):
     }
     if kind == "drops":  # a drop of nothing is not an arm that is missing
         assert means == {"5": (1.0, 1.25, 1.5), "200": (0.0, 0.0, 0.0)}
+        assert figure.title == "Change of linear accuracy, points"
         assert figure.caption.endswith("; dashed: '0' of the same series")
     else:
         assert means["5"] == (90.75, 91.25, 91.75)

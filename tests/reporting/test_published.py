@@ -83,14 +83,14 @@ def test_every_value_stands_in_the_table_that_is_named():
 )
 def test_what_stands_beside_a_quantity(asked, kappas, values):
     data, protocol, variant, metric = asked
-    measure = Measure(data, protocol, variant, metric, "", 1, 1)
+    measure = Measure(data, protocol, variant, metric, 1, 1)
     found = [entry.value for entry in find_published(measure, kappas)]
     assert found[:4] == values
 
 
 def test_values_of_images_alike_say_that_they_are_of_others():
     """HAM10000 is the training part of ISIC 2018, which the paper has."""
-    measure = Measure("data/ham10000.npz", "linear", "cached features", "top1", "", 1, 1)
+    measure = Measure("data/ham10000.npz", "linear", "cached features", "top1", 1, 1)
     found = find_published(measure)
     assert [(entry.method, entry.value) for entry in found] == [
         *(("SimCLR", 82.6), ("the paper's method", 83.8)),
@@ -111,7 +111,7 @@ def test_values_of_images_alike_say_that_they_are_of_others():
     ],
 )
 def test_a_devkit_is_voc_by_the_whole_test_split_of_2007(data, num_test, is_voc):
-    measure = Measure(data, "detect", "C4, pretrained", "AP50-07", "", 16551, num_test)
+    measure = Measure(data, "detect", "C4, pretrained", "AP50-07", 16551, num_test)
     assert [entry.value for entry in find_published(measure)] == [82.6, 82.5, 82.4, 82.6, 82.7][
         : 5 * is_voc
     ]

@@ -288,10 +288,10 @@ def test_three_runs_of_one_seed_are_not_three_seeds(make_run):
     assert "the deviation is not over independent seeds" in warning
 
 
-def test_the_card_of_an_arm_has_the_last_verdict_and_why_it_stopped(make_run):
+def test_the_card_of_an_arm_has_what_was_measured_last_and_why_it_stopped(make_run):
     metrics = [
-        {"epoch": 1, "verdict": "under-trained", "reason": "measured once"},
-        {"epoch": 2, "verdict": "saturated", "reason": "more epochs bring little"},
+        {"epoch": 1, "knn": 90.0, "verdict": "under-trained", "reason": "measured once"},
+        {"epoch": 2, "knn": 81.5, "verdict": "saturated", "reason": "more epochs bring little"},
         {"epoch": 3},
     ]
     stopped = {"pretrain": {"seconds": 1.0, "stopped": "after epoch 3: saturated"}}
@@ -299,5 +299,6 @@ def test_the_card_of_an_arm_has_the_last_verdict_and_why_it_stopped(make_run):
     facts = dict(make_card(arm, name_datasets([arm])).facts)
     assert facts["health"] == "saturated (more epochs bring little)"
     assert facts["stopped"] == "after epoch 3: saturated"
+    assert facts["kNN monitor, last"] == "81.50 %"
     (plain,) = group_runs([RunRecord.read(make_run("b", metrics=[{"epoch": 1}]))])
     assert not {"health", "stopped"} & dict(make_card(plain, name_datasets([plain])).facts).keys()

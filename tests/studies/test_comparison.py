@@ -490,7 +490,8 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     assert chosen["simclr"].optimiser.learning_rate == pytest.approx(0.3 * own["simclr"])
 
     # A rate that was chosen for another optimiser or batch is not taken; the next folder has one.
-    for changes in (("optimiser.weight_decay=0.01",), ("training.batch_size=128",)):
+    fields = ("optimiser.weight_decay=0.01", "training.batch_size=128", "training.accumulate=2")
+    for changes in zip(fields, strict=True):
         other = tmp_path / changes[0]
         other.mkdir()
         begun = dataclasses.replace(options, out=other, rates=(), changes=changes)

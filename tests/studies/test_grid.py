@@ -32,6 +32,7 @@ from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.results import Predictions
 from deepbregman.launching import find_process
 from deepbregman.runs import Run
+from deepbregman.statistics import interval_over_images
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import kappa, psi, teacher
 from deepbregman.studies.definition import Arm, StudyOptions
@@ -709,6 +710,8 @@ def test_a_diverged_seed_is_counted_and_not_averaged():
     )
     assert arm["num_diverged"] == 1
     assert arm["metrics"]["m"] == {"mean": 91.0, "deviation": pytest.approx(2**0.5), "n": 2}
+    (arm,) = summarise_arms([row("a", "s", 0, 90.0), row("a", "s", 1, 90.0)])  # alike by chance
+    assert arm["metrics"]["m"] == {"mean": 90.0, "deviation": 0.0, "n": 2}
 
 
 def test_what_is_lost_is_paired_by_seed():
@@ -732,6 +735,16 @@ def test_what_is_lost_is_paired_by_seed():
     kept = {(each["arm"], each["seed"]): alike for each in rows}
     change = compare_arms(rows, against, lambda arm, seed, _: kept[arm, seed])["crop"]["m"]
     assert (change["n"], change["over_images"]) == (2, [0.0, 0.0])
+    # The last image is lost with the first seed, and the first one with the second.
+    guesses = {("all", 0): [0, 0, 0, 0], ("all", 1): [0, 0, 0, 9]}
+    guesses |= {("crop", 0): [0, 0, 0, 9], ("crop", 1): [9, 0, 0, 9]}
+    kept = {key: Predictions(np.zeros(4), [np.array(found)], ()) for key, found in guesses.items()}
+    change = compare_arms(rows, against, lambda arm, seed, _: kept.get((arm, seed)))["crop"]["m"]
+    images = interval_over_images([[0, 0, 0, -100.0], [-100.0, 0, 0, 0]])
+    assert change["over_images"] == pytest.approx(images)
+    del kept["all", 1]
+    change = compare_arms(rows, against, lambda arm, seed, _: kept.get((arm, seed)))["crop"]["m"]
+    assert change["over_images"] is None  # that of one seed would seem to be of both
 
 
 @pytest.mark.slow

@@ -276,7 +276,7 @@ def _draw_parts(results: Record, key: str, metric: str) -> Figure | None:
     means = [0.0, *(point["value"] for point in points)]
     margin = max(1.0, 0.3 * (max(means) - min(means)))  # the interval of two seeds may be huge
     reference = name_reference(results)
-    levels = [{"value": 0.0, "word": reference}]
+    levels: list[Record] = [{"value": 0.0, "word": reference}]
     for point in points:
         if point["name"] in ("none", "recipe"):
             levels.append({**point, "word": name_arm(results, point["name"])})
@@ -292,8 +292,9 @@ def _draw_parts(results: Record, key: str, metric: str) -> Figure | None:
         lines=lines,
         ends=(min(means) - margin, max(means) + margin),
     )
-    levels.sort(key=lambda level: level["value"])
-    for level, (side, away) in zip(levels, (("right", -3), ("left", 3)), strict=False):
+    sides: Any = (("right", -3), ("left", 3))  # of its line, so that two names never meet
+    levels.sort(key=lambda level: float(level["value"]))
+    for level, (side, away) in zip(levels, sides, strict=False):
         words = begin_chart([level]).mark_text(align=side, dx=away, dy=-7, color=GREY)
         chart += words.encode(x=alt.X("value:Q"), y=alt.value(0), text="word:N")
     title = f"Difference to {reference}: {COMPARED[metric]}"

@@ -121,7 +121,7 @@ def _tabulate_values(results: Record, data: str, group: str, found: Sequence[Rec
         cells = [make_cell(quantity["arms"].get(arm)) for arm in arms]
         seeds = [cell.summary["n"] if cell.summary else 0 for cell in cells]
         cells = mark_best(cells, seeds)
-        known = {(e.method, e.conditions): e.value for e in find_published(_make_measure(quantity))}
+        known = {(e.method, e.conditions): e.value for e in find_published(Measure.of(quantity))}
         cells += [
             Cell(text=f"{known[column]:.1f}" if column in known else "", is_published=True)
             for column in published
@@ -143,12 +143,8 @@ def _tabulate_values(results: Record, data: str, group: str, found: Sequence[Rec
 
 def _list_published(found: Iterable[Record]) -> list[tuple[str, str]]:
     """List method and conditions of every published value of these quantities."""
-    entries = [entry for quantity in found for entry in find_published(_make_measure(quantity))]
+    entries = [entry for quantity in found for entry in find_published(Measure.of(quantity))]
     return list(dict.fromkeys((entry.method, entry.conditions) for entry in entries))
-
-
-def _make_measure(quantity: Record) -> Measure:
-    return Measure.of({**quantity, "split": ""})
 
 
 def _tabulate_differences(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:

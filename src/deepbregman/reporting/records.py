@@ -241,7 +241,6 @@ class Measure(NamedTuple):
     protocol: str
     variant: str
     metric: str
-    split: str
     num_train: int
     num_test: int
 
@@ -250,13 +249,12 @@ class Measure(NamedTuple):
         """Return the quantity that a row of an evaluation is of."""
         names = row["data"], row["protocol"], row["variant"], row["metric"]
         train, test = (int(row.get(name) or 0) for name in ("num_train", "num_test"))
-        return cls(*names, str(row.get("split") or ""), train, test)
+        return cls(*names, train, test)
 
     @property
     def title(self) -> str:
         """Protocol, variant and metric, in words."""
-        details = [part for part in (self.metric, self.split) if part and part != "top1"]
-        return f"{self.protocol}: {self.variant}" + f" ({', '.join(details)})" * bool(details)
+        return f"{self.protocol}: {self.variant}" + f" ({self.metric})" * (self.metric != "top1")
 
     @property
     def sizes(self) -> str:
@@ -265,8 +263,7 @@ class Measure(NamedTuple):
 
     def describe_images(self, name: str) -> str:
         """Describe the images that it is measured on, of a dataset of that name."""
-        split = f" ({self.split})" if self.split else ""
-        return f"{self.num_test:,} test images of {name}{split}" if self.num_test else name
+        return f"{self.num_test:,} test images of {name}" if self.num_test else name
 
 
 def list_measures(groups: Sequence[RunGroup]) -> list[Measure]:
