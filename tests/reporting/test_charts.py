@@ -14,6 +14,7 @@ from deepbregman.reporting.charts import (
     colour,
     dash,
     draw_evaluations,
+    encode_arm,
     fit_to_file,
     fit_to_page,
     save_chart,
@@ -39,6 +40,12 @@ def points_of(spec: Record) -> list[Record]:
 def curves_of(paths: list[Path]) -> dict[str, Figure]:
     curves, diagnostics = draw_curves(groups_of(paths))
     return {figure.key: figure for figure in [*curves, *diagnostics]}
+
+
+def test_an_arm_keeps_its_colour_where_another_is_left_out():
+    """As the reference is in a chart of the differences to it."""
+    scale = encode_arm({"best": 1, "control": 2}).to_dict()["scale"]
+    assert scale == {"domain": ["best", "control"], "range": [colour(1), colour(2)]}
 
 
 def test_curves_are_the_metrics(sample_runs):

@@ -83,6 +83,8 @@ def test_arms_stand_at_their_means_and_published_values_apart(kind, results):
         assert means["5"] == (90.75, 91.25, 91.75)
         values = {p["value"] for part in layers_of(figure) for p in part if "method" in p}
         assert values == {85.2, 92.8}
+    if kind == "line":  # a level line and its band are those of the reference
+        assert [p["name"] for part in layers_of(figure)[:2] for p in part] == ["none", "none"]
 
 
 def test_the_figure_says_under_which_conditions_and_what_diverged(results, tmp_path):

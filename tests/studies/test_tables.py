@@ -509,7 +509,7 @@ def test_differences_are_those_of_the_predictions(short_config, tmp_path):
         "knn, cosine, k=20",
     )
     predicted = {
-        ("digits", 0): {linear: [0, 0, 0, 1, 1, 0], by_d: [0, 0, 1, 1, 1, 1]},
+        ("digits", 0): {linear: [0, 0, 1, 1, 1, 0], by_d: [0, 0, 1, 1, 1, 1]},
         ("digits", 1): {linear: [0, 0, 0, 0, 1, 1], by_d: [0, 0, 0, 1, 1, 0]},
         ("digits-without", 0): {linear: [0, 1, 0, 1, 0, 0], by_d: [0, 0, 1, 1, 0, 1]},
         ("digits-without", 1): {linear: [1, 0, 0, 1, 0, 1], by_d: [0, 1, 1, 1, 1, 1]},
@@ -668,8 +668,8 @@ def test_a_run_that_another_process_holds_is_left_to_it(few_digits, tmp_path):
 
 def test_only_runs_of_one_seed_are_compared(short_config, tmp_path):
     """A run that failed leaves its seed out, though the other arm has it."""
-    linear, wrong = "linear, cached features", {0: 6, 1: 1, 2: 3}
-    for arm, seeds in (("simclr", (0, 1, 2)), ("best", (1, 2))):
+    linear, wrong = "linear, cached features", {0: 6, 1: 1, 2: 3, 3: 2}
+    for arm, seeds in (("simclr", (0, 1, 2)), ("best", (1, 2, 3))):
         for seed in seeds:
             missed = wrong[seed] - (arm == "best")  # best is right about one image more
             predicted = [1 - c if place < missed else c for place, c in enumerate(SIX.tolist())]
