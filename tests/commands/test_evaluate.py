@@ -396,4 +396,4 @@ def test_a_run_without_epochs_and_weights_says_that_it_is_untrained(command, tmp
     words = ("pretrain", "digits", "--data", "digits", "--training.epochs", 0)
     code, out, _ = command(*words, "--run", tmp_path / "untrained")
     assert code == 0
-    assert "random weights: it is untrained" in out
+    assert "keeps its random weights" in out

@@ -88,6 +88,28 @@ def test_photographs_from_a_table(command, run, tmp_path):
     assert again.labels == [rows[name]["label"] for name in again.names]
 
 
+def test_predicted_labels_that_the_user_corrects_are_no_random_sample(run, tmp_path):
+    table = write_table(tmp_path / "few.csv", *FEW)
+    deepbregman.label(run, table, out=tmp_path / "all.csv", suggest=0)
+    with (tmp_path / "all.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    corrected = [row for row in rows if row["given"] == "no"][:3]
+    for row in corrected:
+        row.update(given="yes", label="blue")
+    for row in rows:  # a new name for a class is no correction
+        row["label"] = {"red": "scarlet"}.get(row["label"], row["label"])
+    with (tmp_path / "more.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(row for row in rows if row["given"] == "yes")
+    found = deepbregman.label(run, tmp_path / "more.csv", suggest=0)
+    assert (found.num_examples, found.num_suggested) == (11, 3)
+    marked = [
+        name for name, is_marked in zip(found.names, found.suggested, strict=True) if is_marked
+    ]
+    assert marked == [row["image"] for row in corrected]
+
+
 def test_what_was_suggested_stays_so_in_the_next_rounds(command, run, tmp_path):
     table = write_table(tmp_path / "few.csv", *FEW)
     marked: set[str] = set()
@@ -97,7 +119,7 @@ def test_what_was_suggested_stays_so_in_the_next_rounds(command, run, tmp_path):
         code, said, _ = command(*words)
         assert code == 0
         assert f"from {len(FEW)} labelled images" in said
-        said_so = f"the {len(marked)} that were suggested teach, but do not count" in said
+        said_so = f"({len(marked)} more are not a random choice: they teach" in said
         assert said_so == bool(marked)
         with out.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -368,7 +390,7 @@ def test_new_photos_are_labelled_by_those_of_the_run(command, run, photos, tmp_p
     right = {"a": ("blue", "no"), "b": ("red", "no"), "known.png": ("red", "yes")}
     assert found == {path.name: right[path.name.partition("-")[0]] for path in new.iterdir()}
     said = " ".join(said.split())
-    assert "from 8 labelled images; this holds for images like these" in said
+    assert "from 8 labelled images; it holds for images like the labelled ones" in said
     assert "add these, with their labels, to what --labels names" in said
 
 

@@ -130,19 +130,20 @@ def test_labels_of_a_table(tmp_path):
     path = tmp_path / "all.csv"
     path.write_text("image,label,probability\na.png,cat,0.9\n'=b.png,dog,0.5\n")
     found = read(path, ["=b.png", "a.png", "c.png"])
-    no = [False] * 3
-    assert found == (["dog", "cat", None], [0.5, 0.9, 0.0], no, [], no)
+    no, yes = [False] * 3, [True] * 3  # who looks at predicted labels chooses no image at random
+    assert found == (["dog", "cat", None], [0.5, 0.9, 0.0], no, [], yes)
     path.write_text("image,label\na.png,cat\n")
     assert read(path, ["a.png", "b.png"]) == (
-        *(["cat", None], None, [True, False], [], [False, False]),
+        *(["cat", None], None, [True, False], [], [False, True]),
     )
     path.write_text("image,label,probability,given\na.png,cat,1,Yes\nb.png,dog,0.5,no\n")
     assert read(path, ["a.png", "b.png"]).by_user == [True, False]
+    assert read(path, ["a.png", "b.png"]).suggested == [False, True]
     path.write_text("image,label,label next\nc.png,,\na.png,cat,\nd.png,cat,10\nb.png,dog,2\n")
     found = read(path, ["a.png", "b.png", "c.png", "d.png", "e.png"])
     assert found.queue == [1, 3, 2]  # the most useful first, then as the table has them
     assert found.by_user == [True, True, False, True, False]
-    assert found.suggested == [False, True, False, True, False]
+    assert found.suggested == [False, True, False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,14 @@ def test_the_first_and_the_last_epoch_always_get_a_line(clock, every, epochs):
     assert printed(shown).splitlines() == [f"epoch    {n} of 5  loss 0.5000" for n in epochs]
 
 
+def test_a_run_without_epochs_gets_a_line_only_if_it_measured_something():
+    shown = Display(Console(file=io.StringIO()), epochs=0, steps_per_epoch=1, report_every=1)
+    shown.show_epoch({"epoch": 0})
+    assert printed(shown) == ""
+    shown.show_epoch({"epoch": 0, "knn": 88.25})
+    assert "kNN 88.2 %" in printed(shown)
+
+
 def test_on_a_terminal_the_bar_tells_it(clock):
     shown = open_display(force_terminal=True)
     for step in range(13):

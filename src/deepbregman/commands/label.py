@@ -84,7 +84,7 @@ def label(
             class; at least two classes need 2 images or more. In Python also a mapping from image
             to label. Without labels, the command line picks images to label.
         data: Other images to label, such as a folder of new photos, instead of the run's own. The
-            labels may be of these images or of the run's.
+            labels may be of these images, of the run's, or of both.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
             nearest class by the divergence over a bank of the images. By default all.
@@ -278,12 +278,12 @@ def _show_accuracy(found: "Labelling", is_uneven: bool, console: Console) -> Non
     drawn = found.num_examples - suggested
     images = count_words(drawn or suggested, "labelled image")
     if drawn and suggested:
-        images += f"; the {suggested} that were suggested teach, but do not count here"
-    holds = "the other images if you chose these at random"
+        images += f" ({suggested} more are not a random choice: they teach, but do not count here)"
+    holds = "the other images if the labelled ones were chosen at random"
     if found.has_outside:
-        holds = "images like these"
+        holds = "images like the labelled ones"
     accuracy = _describe(found.expected)
-    say(console, f"expected accuracy: {accuracy}, from {images}; this holds for {holds}")
+    say(console, f"expected accuracy: {accuracy}, from {images}; it holds for {holds}")
     if is_uneven:
         which = " with two labels or more" * (1 in found.class_sizes)
         say(console, f"as the mean over the classes{which}: {_describe(found.expected_balanced)}")
@@ -314,15 +314,11 @@ def _show_next_steps(found: "Labelling", console: Console) -> None:
     if found.sheet is not None:
         say(console, f"sheet: {found.sheet}")
     if found.table is not None and found.suggestions and found.has_outside:
-        words = "add these, with their labels, to what --labels names"
+        words = "add them and their labels to what --labels names"
         say(console, f"to improve the labels: {words}; then repeat this command with another --out")
     elif found.table is not None and found.suggestions:
-        say(
-            console,
-            "to improve the labels: label these in the page of the next command and save "
-            f"labels.csv, or in {found.table} with yes in the column given; then repeat this "
-            "command with that file as --labels and another --out",
-        )
+        words = "label them on the page that the next command writes, and save labels.csv there"
+        say(console, f"to improve the labels: {words}; then repeat this command with that file")
     if found.table is not None:
         page = _write_command("explore", found, "--labels", found.table, "--out", "labelled.html")
         say(console, f"next: {page}")

@@ -33,7 +33,7 @@ class GivenLabel(NamedTuple):
     is_file: bool = False
     """Whether ``image`` is the path of a file that need not lie in the data."""
     is_suggested: bool = False
-    """Whether `label` suggested the image, which is then harder than one drawn at random."""
+    """Whether the image is no random one: `label` had suggested it, or predicted its label."""
 
 
 def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
@@ -42,8 +42,8 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
     Args:
         labels: the label by the image's name; a CSV file with the columns ``image`` and
             ``label``, where a column ``given`` says ``yes`` for the lines that count, and
-            ``suggested`` or ``label next`` tell which images were suggested; or a folder with a
-            sub-folder for each class.
+            ``suggested``, ``label next`` or ``probability`` tell which images are no random ones;
+            or a folder with a sub-folder for each class.
     """
     if isinstance(labels, Mapping):
         given = [GivenLabel(str(image), str(label)) for image, label in labels.items()]
@@ -209,8 +209,12 @@ def counts_as_given(row: Mapping[str, str]) -> bool:
 
 
 def was_suggested(row: Mapping[str, str]) -> bool:
-    """Whether `label` suggested the image of a line: in the last table, or in one before."""
-    return bool(row.get("label next")) or is_yes(row.get("suggested", ""))
+    """Whether the image of a line is no random one: `label` suggested it, or predicted its label.
+
+    The tables of `label` give a probability of 1 to the labels of the user.
+    """
+    was_predicted = not re.fullmatch(r"1([.,]0*)?", row.get("probability") or "1")
+    return was_predicted or bool(row.get("label next")) or is_yes(row.get("suggested", ""))
 
 
 def is_yes(word: str) -> bool:

@@ -80,7 +80,8 @@ class Given(NamedTuple):
     """Images to label next: first those that the table ranks as `label next`, then those without a
     label, in the order of the table."""
     suggested: list[bool]
-    """Whether `label` suggested the image."""
+    """Whether the image is no random one, also if the user labels it on the page: `label` suggested
+    it or predicted its label, or the table does not name it."""
 
 
 class Exploration(NamedTuple):
@@ -338,12 +339,16 @@ def read_given(path: Path, names: Sequence[str], find: Callable[[str], int | Non
         for place, row in found.items()
         if row.get("label next") or not row["label"]
     }
+    by_user = [bool(row["label"]) and is_yes(row.get("given") or unsaid) for row in rows]
+    drawn = by_user if probabilities else [place in found for place in range(len(rows))]
     return Given(
         labels=[row["label"] or None for row in rows],
         probabilities=probabilities,
-        by_user=[bool(row["label"]) and is_yes(row.get("given") or unsaid) for row in rows],
+        by_user=by_user,
         queue=sorted(asked, key=asked.__getitem__),
-        suggested=[was_suggested(row) for row in rows],
+        suggested=[
+            not is_drawn or was_suggested(row) for is_drawn, row in zip(drawn, rows, strict=True)
+        ],
     )
 
 

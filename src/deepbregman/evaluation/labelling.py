@@ -56,7 +56,8 @@ class Labelling(Prediction):
     classes: tuple[str, ...]
     given: Tensor  # (N,) bool: labelled by the user
     suggested: Tensor
-    """(N,) bool: labelled by the user because `label` had suggested it."""
+    """(N,) bool: labelled by the user, but no random image: `label` had suggested it or predicted
+    its label."""
     num_suggested: int
     """Such images, those from outside the data among them."""
     suggestions: list[Suggestion]

@@ -583,7 +583,8 @@
   let unsaved = false;
   const suggested = new Set(data.suggested);
   const labelTable = () => {
-    const say = suggested.size ? (word) => [word] : () => []; // a column only where it says something
+    const marks = [...labels.keys()].some((i) => suggested.has(i));
+    const say = marks ? (word) => [word] : () => []; // a column only where it says something
     const lines = [...labels].sort(([a], [b]) => a - b).map(([i, label]) => [data.names[i], label, ...say(suggested.has(i) ? "yes" : "")]);
     return toText([["image", "label", ...say("suggested")], ...lines]);
   };

@@ -73,7 +73,7 @@ class Explorer(NamedTuple):
     labels: Mapping[int, str] = MappingProxyType({})
     """Labels that the user has given, by the place of the image."""
     suggested: tuple[int, ...] = ()
-    """Places of images that `label` suggested; the table of labels that the page saves says so."""
+    """Places of images that are no random ones; the table of labels that the page saves says so."""
     queue: tuple[int, ...] = ()
     """Places of images to label, one after the other."""
     large: Mapping[int, bytes] = MappingProxyType({})

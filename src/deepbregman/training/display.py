@@ -140,7 +140,7 @@ class Display:
         status = "  ".join(parts[name] for name in IN_BAR if name in parts)
         self.progress.update(self.task, status=status)
         epoch = record["epoch"]
-        if self._is_due(epoch):
+        if self._is_due(epoch) and parts:  # none if nothing is trained, and there are no labels
             ends = epoch == self.epochs or self.console.is_terminal  # the bar shows it
             left = f"  {self.left}" if self.left and not ends else ""
             head = f"epoch {epoch:>4} of {self.epochs}{left}"

@@ -70,7 +70,7 @@ def describe_job(
         words = list_changes(job.changes)
         yield f"changed since the last checkpoint: {words}; the run continues with that"
     if not settings.epochs:
-        origin = "random weights: it is untrained" if start is None else f"the weights of {start}"
+        origin = "its random weights" if start is None else f"the weights of {start}"
         yield f"nothing is trained: {config.encoder.name} keeps {origin}; run {job.run.path}"
         return
     yield (
