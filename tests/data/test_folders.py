@@ -70,17 +70,20 @@ def test_class_folders_set_a_stratified_fifth_aside(tmp_path, save_picture):
     assert _names(open_source(str(tmp_path), image_size=32)) == (train, test)
 
 
-@pytest.mark.parametrize("test_name", ["test", "val"])
-def test_train_and_test_folders(tmp_path, save_picture, test_name):
-    save_picture(tmp_path / "train" / "a" / "1.png")
-    save_picture(tmp_path / "train" / "b" / "2.png")
-    save_picture(tmp_path / test_name / "b" / "3.png", height=9)
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [("train", "test"), ("train", "val"), ("Training", "Testing"), ("TRAIN", "valid")],
+)
+def test_train_and_test_folders(tmp_path, save_picture, train, test):
+    save_picture(tmp_path / train / "a" / "1.png")
+    save_picture(tmp_path / train / "b" / "2.png")
+    save_picture(tmp_path / test / "b" / "3.png", height=9)
     source = open_source(str(tmp_path), image_size=32)
-    assert _names(source) == ({"train/a/1.png", "train/b/2.png"}, {f"{test_name}/b/3.png"})
+    assert _names(source) == ({f"{train}/a/1.png", f"{train}/b/2.png"}, {f"{test}/b/3.png"})
     assert _label_of(source) == {
-        "train/a/1.png": "a",
-        "train/b/2.png": "b",
-        f"{test_name}/b/3.png": "b",
+        f"{train}/a/1.png": "a",
+        f"{train}/b/2.png": "b",
+        f"{test}/b/3.png": "b",
     }
     assert source.train.images.side == source.test.images.side == 9
 
@@ -188,6 +191,7 @@ def test_links_are_followed_and_loops_are_not(tmp_path, save_picture):
             ["'c'", "training split does not have"],
         ),
         (["train/a/1.png", "train/1.png"], ["beside sub-folders", "'a'"]),
+        (["train/a/1.png", "val/a/1.png", "validation/a/1.png"], ["also 'val'"]),
     ],
 )
 def test_layouts_that_are_refused(tmp_path, save_picture, files, parts):

@@ -448,6 +448,8 @@ def test_splits_by_the_words_in_names():
     folder = Path("/nowhere")
     files = [Path(name) for name in ("imagenet-train-000.tar", "imagenet-val-000.tar")]
     assert group_by_split(folder, files) == {"train": files[:1], "test": files[1:]}
+    capitals = [Path("Train_0.tar"), Path("Validation_0.tar")]
+    assert group_by_split(folder, capitals) == {"train": capitals[:1], "test": capitals[1:]}
     both = [*files, Path("imagenet-test-000.tar")]
     assert group_by_split(folder, both) == {"train": files[:1], "test": both[2:]}
     with pytest.raises(UserError, match="names no split"):

@@ -26,6 +26,12 @@ SUFFIXES = frozenset(
         *((".heic", ".heif") if HAS_HEIF else ()),
     }
 )
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+}
+"""The split by the words for it in a table, or in the name of a file or a folder."""
 ISIC_CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 _WNID = re.compile(r"n\d{8}")
 
@@ -85,8 +91,9 @@ class Tree(NamedTuple):
 def list_folder(folder: Path) -> Listing:
     """List a folder of images in one of three layouts.
 
-    - ``train/<class>/...`` and ``test/<class>/...`` (or ``val``, where there is no ``test``);
-      either may also be flat, and is then without labels;
+    - ``train/<class>/...`` and ``test/<class>/...`` (or ``val``, where there is no ``test``; the
+      words of ``SPLIT_WORDS`` count, in any case); either may also be flat, and is then without
+      labels;
     - ``<class>/...``: labelled; a seeded, stratified 20 % becomes the test split;
     - flat: images directly in the folder, without labels and without test split. A single
       sub-folder is taken the same way: one class tells nothing apart. So are images that lie beside
@@ -96,7 +103,8 @@ def list_folder(folder: Path) -> Listing:
     that are not images by their extension are counted.
     """
     tree = read_tree(folder)
-    if tree.here and tree.groups and "train" not in tree.groups:
+    names = {SPLIT_WORDS[x.lower()]: x for x in sorted(tree.groups) if x.lower() in SPLIT_WORDS}
+    if tree.here and tree.groups and "train" not in names:
         every = sorted([*tree.here, *(path for group in tree.groups.values() for path in group)])
         notify(
             f"{str(folder)!r}: {len(tree.here)} of {len(every)} images lie beside sub-folders with "
@@ -105,9 +113,9 @@ def list_folder(folder: Path) -> Listing:
         )
         tree = Tree(every, {}, tree.ignored)
     trees = [_require_uniform(folder, tree)]
-    if _has_splits(folder, tree):
-        test_names = [name for name in ("test", "val") if name in tree.groups]
-        parts = [folder / name for name in ("train", *test_names[:1])]
+    if _has_splits(folder, tree, names):
+        tested = [names[split] for split in ("test", "val") if split in names]
+        parts = [folder / name for name in (names["train"], *tested[:1])]
         trees = [_require_uniform(part, read_tree(part)) for part in parts]
     classes = next((tuple(sorted(t.groups)) for t in trees if len(t.groups) > 1), None)
     if len(trees[0].groups) > 1:
@@ -207,14 +215,14 @@ def _require_uniform(folder: Path, tree: Tree) -> Tree:
     return tree
 
 
-def _has_splits(folder: Path, tree: Tree) -> bool:
-    """Whether the folder is split into train and test; refuse a mixture."""
-    if "train" not in tree.groups:
+def _has_splits(folder: Path, tree: Tree, names: Mapping[str, str]) -> bool:
+    """Whether the folder is split into train and test, by the sub-folders' names; no mixture."""
+    if "train" not in names:
         return False
-    others = sorted(set(tree.groups) - {"train", "test", "val"})
+    others = sorted(set(tree.groups) - set(names.values()))
     if not others:
         return True
-    if all(path.parent == folder / "train" for path in tree.groups["train"]):
+    if all(path.parent == folder / names["train"] for path in tree.groups[names["train"]]):
         return False  # a class of trains among others
     raise UserError(
         f"data.source {str(folder)!r}: has train/<class> but also {quote_some(others)}; keep train "

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from deepbregman.data.folders import quote_some
+from deepbregman.data.folders import SPLIT_WORDS, quote_some
 from deepbregman.errors import UserError, abbreviate
 
 HUB = "hf:"
@@ -22,12 +22,6 @@ IMAGES = ("image", "img", "images", "picture")
 """Names of a column, or of a key, of images."""
 LABELS = ("label", "labels", "target", "fine_label", "class")
 """Names of a column, or of a key, of labels; the first that is there."""
-SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("test", "testing"), "test"),
-    **dict.fromkeys(("val", "valid", "validation"), "val"),
-}
-"""The split by the words for it in a table, or in the name of a file or a folder."""
 
 
 class Store(ABC):

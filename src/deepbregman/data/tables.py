@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from deepbregman.data.folders import Files, Listing, list_folder, quote_some, read_tree
+from deepbregman.data.folders import (
+    SPLIT_WORDS,
+    Files,
+    Listing,
+    list_folder,
+    quote_some,
+    read_tree,
+)
 from deepbregman.data.labels import (
     check_counts,
     counts_as_given,
@@ -14,7 +21,6 @@ from deepbregman.data.labels import (
     read_table,
     show_text,
 )
-from deepbregman.data.stored import SPLIT_WORDS
 from deepbregman.errors import UserError, notify
 
 TABLE_SUFFIX = ".csv"
