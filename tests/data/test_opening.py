@@ -1,5 +1,6 @@
 """Data are opened with the settings of the run: its frames, its held-out images, what it skips."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,14 @@ from PIL import Image
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Source, Split, UnreadableImage
-from deepbregman.data.opening import batch_images, open_data, select_images, split_for_monitor
+from deepbregman.data.opening import (
+    batch_images,
+    open_data,
+    select_images,
+    select_labels,
+    split_for_monitor,
+)
+from deepbregman.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -45,16 +53,22 @@ def test_what_is_trained_on():
     pixels = torch.arange(9, dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2)
     train = Split(ArrayImages(pixels[:6]), torch.arange(6) % 2)
     source = Source("any", train, unlabelled=Split(ArrayImages(pixels[6:])))
-    kept = torch.tensor([0, 3, 4])
+    kept = torch.tensor([0, 2, 3])
 
     def marks(indices: torch.Tensor, labelled: bool = False) -> list[int]:
         images = select_images(source, indices, labelled)
         assert isinstance(images, ArrayImages)
         return images.pixels[:, 0, 0, 0].tolist()
 
-    assert marks(kept) == [0, 3, 4, 6, 7, 8]
-    assert marks(kept, labelled=True) == [0, 3, 4]
+    assert marks(kept) == [0, 2, 3, 6, 7, 8]
+    assert marks(kept, labelled=True) == [0, 2, 3]
     assert marks(torch.arange(6), labelled=True) == [0, 1, 2, 3, 4, 5]
+    assert select_labels(source, kept, load_recipe("digits")) is None
+    labels = select_labels(source, kept, load_recipe("supcon"))
+    assert labels is not None
+    assert labels.tolist() == [0, 0, 1]
+    with pytest.raises(UserError, match="it learns from labels, and any has none"):
+        select_labels(replace(source, train=Split(train.images)), kept, load_recipe("supcon"))
 
 
 def test_held_out_images_follow_the_seed_of_the_run():
