@@ -177,6 +177,8 @@ class TestEncoders:
         encoder = build_encoder("small", 8, mean=(0.1, 0.2, 0.3), deviation=(0.5, 0.6, 0.7)).eval()
         images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
         torch.testing.assert_close(encoder(images), encoder(images / 255.0))
+        from_numpy = torch.from_numpy(images.numpy() / 255.0)  # in float64
+        torch.testing.assert_close(encoder(images), encoder(from_numpy))
 
     def test_pixels_are_normalised_by_mean_and_deviation(self):
         class Mean(nn.Module):

@@ -369,7 +369,7 @@ def squared_euclidean(x: Tensor) -> Tensor:
 
 
 def kl(x: Tensor) -> Tensor:
-    """Generator of the (generalised) Kullback-Leibler divergence: ``sum_i x_i log x_i``, x >= 0."""
+    """Generator of the generalised KL divergence: ``sum_i x_i log x_i``, x >= 0 and y > 0."""
     return torch.xlogy(x, x).sum(dim=-1)
 
 

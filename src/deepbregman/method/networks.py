@@ -113,7 +113,7 @@ class Encoder(nn.Module):
             raise ValueError(
                 f"images of {images.dtype}: give uint8 in 0..255, or floating point in [0, 1]"
             )
-        images = (images - self.mean) / self.deviation
+        images = (images.to(self.mean.dtype) - self.mean) / self.deviation
         return images.contiguous(memory_format=torch.channels_last)
 
 
