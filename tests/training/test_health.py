@@ -245,6 +245,9 @@ def test_what_is_not_finite_is_not_recorded(tiny_config):
     broken.weight[0] = math.nan
     assert sample.measure(broken) == {}
     assert sample.neighbours == []
+    flat = Shift(0)
+    flat.weight[:, 2:] = 0.0  # a plane, whose alpha is undefined
+    assert sample.measure(flat).keys() == {"rankme", "lidar"}
 
 
 # The verdict
