@@ -145,6 +145,11 @@ class TestDistributions:
         expected = [[((a.mean(0) - b.mean(0)) ** 2).sum() for b in q] for a in p]
         torch.testing.assert_close(moment_divergence(p, q), torch.tensor(expected).double())
 
+    def test_moment_form_far_from_the_origin_keeps_its_digits(self):
+        p, q = normal(3, 5).float() + 1e3, normal(4, 5, seed=1).float() + 1e3
+        expected = torch.cdist(p.double(), q.double()).square()
+        torch.testing.assert_close(moment_divergence(p, q).double(), expected, rtol=1e-5, atol=0)
+
 
 class TestSmoothDivergence:
     @given(score_pairs(), st.sampled_from([0.1, 1.0, 7.0]))
