@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -246,6 +247,45 @@ def test_protocols_with_other_metrics_have_tables_of_their_own(capsys):
     shown = [line.split("│")[1].strip() for line in lines if "│" in line]
     assert shown == ["knn", "linear", "retrieval", "cluster"]  # each on one line
     assert sum(line.startswith("on d") for line in lines) == 3
+
+
+def test_few_labels_and_corruptions_fill_no_screens(capsys):
+    common = {"data": "d", "metric": "top1", "num_test": 500, "deviation": None, "n": 1}
+    few = [("1 label", 10, 78.64), ("5 labels", 50, 93.96)]
+    rows = [
+        {"protocol": "few", "variant": f"{words} per class, {how}", "num_train": count, "value": v}
+        for words, count, value in few
+        for how, v in (("linear", value), ("nearest mean, cosine", value - 50))
+    ] + [
+        {"protocol": "corruptions", "variant": f"{how}, {kind}", "num_train": 1297, "value": value}
+        for how, value in (("linear", 90.5), ("kNN by cosine, k=20", 80.25))
+        for kind in ("clean", "noise 1", "mean of all")
+    ]
+    Console(width=100).print(draw_evaluation_tables([{**common, **row} for row in rows], "on d"))
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0].strip() == "on d, top-1 %"  # the numbers of labels are in the columns
+    assert "on d, top-1 %: 1,297 images to train on, 500 to test on" in " ".join(out.split())
+    split = [re.split("[│┃]", line)[1:-1] for line in lines]
+    cells = [[cell.strip() for cell in line] for line in split if line]
+    assert cells == [
+        ["few", "1 label", "5 labels"],
+        ["linear", "78.64", "93.96"],
+        ["nearest mean, cosine", "28.64", "43.96"],
+        ["corruptions", "linear", "kNN by cosine, k=20"],
+        *([kind, "90.50", "80.25"] for kind in ("clean", "noise 1", "mean of all")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "words"), [("transfer", "another dataset"), ("detect", "Pascal VOC")]
+)
+def test_a_protocol_without_its_data_is_refused_before_anything_is_read(
+    command, tmp_path, protocol, words
+):
+    code, _, err = command("evaluate", tmp_path / "no run", "--protocol", protocol)
+    assert code == 2
+    assert words in err
 
 
 def test_accuracies_come_with_what_to_compare_them_with():

@@ -178,6 +178,15 @@ class Options(Section, table=""):
                 f"protocols detect and {others}: detect takes boxes of Pascal VOC as --data and "
                 "the others images of classes; give two commands"
             )
+        if self.data is None and "transfer" in names:
+            raise UserError(
+                "transfer needs another dataset than that of the pretraining: name it with --data"
+            )
+        if self.data is None and "detect" in names:
+            raise UserError(
+                "protocol 'detect' needs --data: the folder VOCdevkit of Pascal VOC, or the one "
+                "that holds it; `deepbregman data check voc` shows how to get it"
+            )
         trains = {"semi", "transfer", "supervised"}.intersection(names)
         if self.epochs == 0 and trains:
             raise UserError("epochs is 0: semi, transfer and supervised train for 1 epoch or more")

@@ -283,10 +283,7 @@ def check_transfer(evaluation: Evaluation) -> None:
     """Refuse the dataset of the pretraining, since nothing would be transferred."""
     check_untrained_copy(evaluation)
     data, own = evaluation.options.data, evaluation.loaded.config.data.source
-    if data is None:
-        raise UserError(
-            "transfer needs another dataset than that of the pretraining: name it with --data"
-        )
+    assert data is not None  # the options refuse that
     if data == own or expand_home(Path(data)).resolve() == expand_home(Path(own)).resolve():
         raise UserError(
             f"transfer: --data {data} is the dataset of the pretraining; name another dataset, or "

@@ -19,6 +19,8 @@ METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 """Titles of metrics; any other is titled by its name."""
 MOST_METRICS = 4
 """A protocol with more, such as detect, has a line for each metric instead of a column."""
+GRIDS = ("few", "corruptions")
+"""Protocols with so many variants that a line for each would fill several screens."""
 STUDY_METRICS = (*grid_charts.COMPARED, "knn, divergence, k=20")
 
 
@@ -52,29 +54,40 @@ def draw_evaluation_tables(rows: Sequence[Record], title: str) -> Group:
     In a table of all, most cells would be empty, and columns too narrow for words.
     """
     accurate = {row["protocol"] for row in rows if row["metric"] in METRICS}
-    parts: dict[str, list[Record]] = {}
+    parts: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
-        part = "" if row["protocol"] in accurate else row["protocol"]
-        parts.setdefault(part, []).append(row)
+        protocol, metric = row["protocol"], row["metric"]
+        part = ("", "") if protocol in accurate else (protocol, "")
+        parts.setdefault((protocol, metric) if protocol in GRIDS else part, []).append(row)
 
     def draw(part: Sequence[Record]) -> Table:
-        many = len({row["metric"] for row in part}) > MOST_METRICS
-        return (_draw_many_metrics if many else draw_evaluation_table)(part, title)
+        many = part[0]["protocol"] in GRIDS or len({row["metric"] for row in part}) > MOST_METRICS
+        return (_draw_grid if many else draw_evaluation_table)(part, title)
 
     return Group(*map(draw, parts.values()))
 
 
-def _draw_many_metrics(rows: Sequence[Record], title: str) -> Table:
-    """Draw a line for each metric, a column for each variant of a protocol."""
+def _draw_grid(rows: Sequence[Record], title: str) -> Table:
+    """Draw a line for each metric and a column for each variant; in GRIDS both are of variants."""
     one = rows[0]
-    title += f": {one['num_train']:,} images to train on, {one['num_test']:,} to test on"
+    protocol = one["protocol"]
+    if protocol in GRIDS:
+        title += f", {METRICS.get(one['metric'], one['metric'])}"
+    if len({row["num_train"] for row in rows}) == 1:
+        title += f": {one['num_train']:,} images to train on, {one['num_test']:,} to test on"
     title += f", {one['n']} seeds" * (one["n"] > 1)
     found: dict[str, dict[str, str]] = {}
+    columns: dict[str, None] = {}
     for row in rows:
-        found.setdefault(row["metric"], {})[row["variant"]] = _write_mean(row)
-    variants = list(dict.fromkeys(row["variant"] for row in rows))
-    lines = [[metric, *(cells.get(v, "") for v in variants)] for metric, cells in found.items()]
-    return draw_rows(title, [one["protocol"], *variants], lines)
+        line, column = row["metric"], row["variant"]
+        if protocol == "few":
+            column, _, line = row["variant"].partition(" per class, ")
+        elif protocol == "corruptions":
+            column, _, line = row["variant"].rpartition(", ")
+        found.setdefault(line, {})[column] = _write_mean(row)
+        columns[column] = None
+    lines = [[line, *(cells.get(c, "") for c in columns)] for line, cells in found.items()]
+    return draw_rows(title, [protocol, *columns], lines)
 
 
 def draw_evaluation_table(rows: Sequence[Record], title: str) -> Table:

@@ -39,11 +39,6 @@ ALL_OPTIONS = (*ROW_OPTIONS, "regions", "proposals", "clip_gradient")
 
 def check_detect(evaluation: Evaluation) -> None:
     """Refuse to begin without a whole devkit, a fitting encoder, and a folder to write to."""
-    if evaluation.options.data is None:
-        raise UserError(
-            "protocol 'detect' needs --data: the folder VOCdevkit of Pascal VOC, or the one that "
-            "holds it; `deepbregman data check voc` shows how to get it"
-        )
     if not evaluation.can_record:
         raise UserError(
             f"protocol 'detect' keeps its detectors in {evaluation.run.path}, which cannot be "
