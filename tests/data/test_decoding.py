@@ -49,6 +49,16 @@ def test_jpeg_decoded_small_is_close_to_jpeg_decoded_in_full(tmp_path):
     assert np.abs(pixels.astype(int) - full.transpose(2, 0, 1)).max() <= 4
 
 
+def test_jpeg_that_is_shrunk_much_keeps_its_detail(tmp_path):
+    """Decoded at no more than the wanted size, noise would be off by four times as much."""
+    noise = np.random.default_rng(0).integers(0, 256, (120, 160, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((480, 360), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg")
+    with Image.open(tmp_path / "a.jpg") as image:
+        full = np.asarray(image.resize((60, 45), Image.Resampling.BILINEAR)).astype(float)
+    pixels = decode_frame(tmp_path / "a.jpg", 60).pixels[:, :45].transpose(1, 2, 0)
+    assert np.abs(pixels - full).mean() < 4.0
+
+
 JPEG_KINDS: dict[str, dict[str, Any]] = {
     "420": {"subsampling": 2},
     "422": {"subsampling": 1},
