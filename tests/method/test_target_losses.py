@@ -108,11 +108,12 @@ def test_gradients_are_right_and_reach_no_target():
 )
 def test_autocast_changes_no_loss(loss):
     """Networks under it make bfloat16; what is computed from that is the same inside of it."""
-    z, target = Z.bfloat16(), TARGET.bfloat16()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = loss(z, target)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, loss(z, target))
+    for dtype in (torch.bfloat16, torch.float32):  # scores of subnetworks are float32
+        z, target = Z.to(dtype), TARGET.to(dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = loss(z, target)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, loss(z, target))
 
 
 def test_samples_that_count_differently_are_balanced_as_if_they_came_again():

@@ -123,3 +123,5 @@ class TestShards:
 
         assert joint(1, 0)[50:].equal(joint(4, 50))
         assert joint(1, 0).equal(joint(2, 0))
+        config = override(config, {"training.accumulate": 3})  # three batches in a step
+        assert joint(1, 0)[3 * 20 :].equal(joint(2, 20))
