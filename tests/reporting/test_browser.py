@@ -159,3 +159,23 @@ def test_a_study_with_long_names_and_curves_that_are_drawn_once_unfolded(
     tab.wait_for(f"{DRAWN} === 3")
     assert tab.ask("document.querySelector('.more .plot svg').clientWidth") > 300
     assert tab.messages == []
+
+
+def test_in_a_narrow_window_the_names_of_rows_lie_between_the_lines(tab, make_study, tmp_path):
+    """Also where rows are headings, which no dot stands in."""
+    tab.open(report([make_study("kappa", figure="parts")], tmp_path / "out").page, 390, 900, "dark")
+    tab.wait_for(f"{DRAWN} === 1")
+    names, lines = (
+        tab.ask(
+            f"[...document.querySelectorAll('{part}')].map((e) => e.getBoundingClientRect())"
+            f".filter((box) => {kept}).map((box) => [box.top, box.bottom])"
+        )
+        for part, kept in (
+            (".role-axis-label text", "box.height > 0"),
+            (".role-axis-grid line", "box.width > 99"),
+        )
+    )
+    rows = sorted(names)[:3]  # the others are the numbers below
+    assert len(lines) >= 3
+    for (top, bottom), (line, _) in zip(rows, sorted(lines), strict=False):
+        assert line - 1 <= top < bottom <= line + 20

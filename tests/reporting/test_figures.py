@@ -87,3 +87,4 @@ def test_speeds_are_shares_of_the_bare_encoder(tmp_path):
     figures.save_speed_figure(tmp_path / "speed.svg", record)
     words = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "speed.svg").read_text())
     assert {"0.97  (92,060 / s)", "0.2", "1.0"} <= set(words)
+    assert "views alone" not in words  # they train nothing, at 50 times the speed

@@ -25,11 +25,8 @@
     spec.config.axis.labelLimit = 0.43 * width;
     const layers = (spec.layer || []).filter(({ encoding }) => encoding?.y?.type === "nominal");
     if (width >= NARROW || !layers.length) return;
-    const tables = Object.values(spec.datasets || {});
-    const names = layers.flatMap(({ encoding, data }) =>
-      [...tables, data?.values || []].flat().map((row) => row[encoding.y.field])
-    );
-    const count = new Set(names.filter((name) => name !== undefined)).size;
+    const scales = layers.map(({ encoding }) => encoding.y.scale);
+    const count = scales.find((scale) => scale?.domain).domain.length; // headings are rows, too
     const step = spec.height / count + LINE;
     spec.height = step * count;
     for (const { encoding } of layers) {
