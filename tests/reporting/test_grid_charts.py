@@ -105,6 +105,15 @@ def test_the_figure_says_under_which_conditions_and_what_diverged(results, tmp_p
     assert held_out == "paper on cifar10, 4 epochs, held-out training images, top-1 %"
 
 
+def test_the_facts_of_a_study_tell_its_images_and_count_a_run_of_two_arms_once(make_study):
+    folder = make_study("kappa")
+    results = json.loads((folder / "results.json").read_text())
+    results["cells"][3]["run"] = results["cells"][0]["run"]
+    write_json(folder / "results.json", {**results, "evaluate_on": "holdout"})
+    facts = read_study(folder).facts
+    assert (facts["evaluated on"], facts["runs"]) == ("held-out training images", "8")
+
+
 def test_pairs_show_every_seed_and_the_differences():
     path = ROOT / "results" / "studies" / "comparison-cpu" / "results.json"
     results = json.loads(path.read_text())

@@ -37,6 +37,7 @@ from deepbregman.studies.engine import Stopped, Trial, run_trial
 from deepbregman.studies.search_plan import check_search
 from deepbregman.studies.shared_search import SharedSearch, open_storage
 from deepbregman.studies.tuning import (
+    NAME,
     build_sampler,
     join_search,
     list_trials,
@@ -134,6 +135,11 @@ def test_end_to_end_without_the_test_images(command, few_digits, out, explosive,
         assert trials(out) == rows
         assert "best" in (figure := (out / "search.svg").read_text())
         assert "published best" not in figure  # that was of other images
+
+
+def test_a_search_looks_for_the_highest_accuracy(begun):
+    study = optuna.load_study(study_name=NAME, storage=f"sqlite:///{begun / 'search.db'}")
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
 
 
 def test_more_trials_later_and_nothing_else(few_digits, begun, monkeypatch):
