@@ -333,6 +333,11 @@ def test_trials_are_counted_by_what_became_of_them(search, tmp_path):
     words = printed(screen.draw_trials(search), width=80)
     assert "best of 6 trials (3 complete, 1 pruned, 2 diverged)" in words
     assert "…" not in words  # the names of fields are whole
+    table = searches.tabulate_trials(search, "")
+    shares = [cell.text for cell in table.rows[-1].cells]
+    assert dict(zip(table.columns[1:], shares[1:], strict=True)) == dict.fromkeys(FIELDS, "") | {
+        FIELDS[0]: "0.75"
+    }
     stopped = {"trial": 6, "state": "fail", "value": None, "diverged": False, "values": {}}
     again = {**stopped, "trial": 7, "continues": 6}
     found = {**search, "trials": [*search["trials"], stopped, again]}
