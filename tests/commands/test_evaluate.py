@@ -269,7 +269,7 @@ def test_few_labels_and_corruptions_fill_no_screens(capsys):
     split = [re.split("[│┃]", line)[1:-1] for line in lines]
     cells = [[cell.strip() for cell in line] for line in split if line]
     assert cells == [
-        ["few", "1 label", "5 labels"],
+        ["few, per class", "1 label", "5 labels"],
         ["linear", "78.64", "93.96"],
         ["nearest mean, cosine", "28.64", "43.96"],
         ["corruptions", "linear", "kNN by cosine, k=20"],

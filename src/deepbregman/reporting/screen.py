@@ -87,7 +87,8 @@ def _draw_grid(rows: Sequence[Record], title: str) -> Table:
         found.setdefault(line, {})[column] = _write_mean(row)
         columns[column] = None
     lines = [[line, *(cells.get(c, "") for c in columns)] for line, cells in found.items()]
-    return draw_rows(title, [protocol, *columns], lines)
+    head = "few, per class" if protocol == "few" else protocol
+    return draw_rows(title, [head, *columns], lines)
 
 
 def draw_evaluation_table(rows: Sequence[Record], title: str) -> Table:
