@@ -69,8 +69,8 @@ def test_the_batch_is_no_larger_than_the_data(count, batch):
         (50_000, 200, 4096, "as in the recipe best"),
         (2000, 800, 1024, "no larger than the dataset"),
         (2000, 30, 1024, "no larger than the dataset"),  # 5 % of 53,760 images are 2,688
-        (2000, 10, 512, "full after 5% of the run"),  # and of 17,920 they are 896
-        (2000, 2, 128, "full after 5% of the run"),  # of batches of 32
+        (2000, 10, 512, "such a bank is full after 5% of the run"),  # and of 17,920 they are 896
+        (2000, 2, 128, "such a bank is full after 5% of the run"),  # of batches of 32
         (40, 4, 16, "the size of a batch"),
     ],
 )
@@ -94,7 +94,8 @@ def test_accumulated_batches_count_for_the_batch_and_the_rate(count, batch):
     assert found.config.training.batch_size == batch
     assert found.config.optimiser.learning_rate == 8 * batch / 512
     reasons = {choice.field: choice.why for choice in found.choices}
-    assert reasons["optimiser.learning_rate"] == "in proportion to the images of a step: 1 for 512"
+    words = f"1 for a step of 512 images, so {8 * batch / 512:g} for {8 * batch:,}"
+    assert reasons["optimiser.learning_rate"] == words
     few = f"{count:,} images are too few for 8 batches of 512"
     assert reasons["training.batch_size"] == ("as in the recipe best" if batch == 512 else few)
 

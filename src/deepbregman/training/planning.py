@@ -218,7 +218,7 @@ def _choose_bank(config: Config, facts: Facts, steps: int) -> Choice:
     elif size == batch:
         why = "the size of a batch"
     elif most == early:
-        why = f"full after {_FILLING:.0%} of the run"
+        why = f"such a bank is full after {_FILLING:.0%} of the run"
     else:
         why = "no larger than the dataset"
     return Choice("divergence.num_subnetworks", size, why)
@@ -257,9 +257,10 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
     warmup = round(min(_LONGEST_WARMUP, _WARMUP * epochs), 2)
     share = f"{_WARMUP:.0%} of the epochs, at most {_LONGEST_WARMUP:g}"
     yield Choice("optimiser.warmup_epochs", warmup, share)
-    rate = _BASE_RATE * config.training.batch_size * accumulate / _BASE_BATCH
-    what = "batch" if accumulate == 1 else "images of a step"
-    why = f"in proportion to the {what}: {_BASE_RATE:g} for {_BASE_BATCH}"
+    images = config.training.batch_size * accumulate
+    rate = _BASE_RATE * images / _BASE_BATCH
+    what = "a batch" if accumulate == 1 else "a step"
+    why = f"{_BASE_RATE:g} for {what} of {_BASE_BATCH} images, so {rate:.3g} for {images:,}"
     is_short = 0 < steps < _SHORT_STEPS
     if is_short and not facts.on_gpu:  # on a GPU a third of the rate was worse
         part = max(_LOWEST_SHARE, steps / _SHORT_STEPS)
