@@ -302,3 +302,12 @@ def test_the_card_of_an_arm_has_what_was_measured_last_and_why_it_stopped(make_r
     assert facts["kNN monitor, last"] == "81.50 %"
     (plain,) = group_runs([RunRecord.read(make_run("b", metrics=[{"epoch": 1}]))])
     assert not {"health", "stopped"} & dict(make_card(plain, name_datasets([plain])).facts).keys()
+
+
+def test_the_headline_of_a_card_is_of_the_run_s_own_images(make_run):
+    """Those of a transfer come first where it was measured first."""
+    found = {"evaluations": [row(50.0, data="other"), row(90.0)]}
+    (arm,) = group_runs([RunRecord.read(make_run("a", result=found))])
+    card = make_card(arm, name_datasets([arm]))
+    assert card.headline.summary["mean"] == 90.0
+    assert card.test_set == "500 test images of digits"
