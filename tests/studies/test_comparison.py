@@ -436,6 +436,9 @@ def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     assert plan.definition["evaluate_on"] == "holdout"
     assert plan.definition["seeds"] == 1
     found = {arm.name: override(plan.base, arm.changes) for arm in plan.arms}
+    # Else the images to evaluate on would be among those that are trained on.
+    assert load_recipe("byol").data.holdout == 0.0
+    assert {config.data.holdout for config in found.values()} == {0.1}
     own = {name: load_recipe(name).optimiser.learning_rate for name in recipes}
     assert own["byol"] != own["simclr"]
     assert found["byol"].optimiser.learning_rate == own["byol"]
