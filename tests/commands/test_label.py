@@ -263,7 +263,7 @@ def test_unequal_classes_are_told_both_ways(command, run, tmp_path):
     assert lines[place + 1].startswith("as the mean over the classes: ")  # of that accuracy
     assert "add --balanced" not in said
     assert f"next: deepbregman explore {run.path} --labels {out}" in said
-    assert f"save labels.csv, or in {out} with yes in the column given" in said
+    assert "label them on the page that the next command writes" in said
     code, said, _ = command("label", run.path, "--labels", write_table(few, *FEW), "--suggest", 0)
     assert code == 0
     assert "mean over" not in said  # four of each
@@ -391,7 +391,7 @@ def test_new_photos_are_labelled_by_those_of_the_run(command, run, photos, tmp_p
     assert found == {path.name: right[path.name.partition("-")[0]] for path in new.iterdir()}
     said = " ".join(said.split())
     assert "from 8 labelled images; it holds for images like the labelled ones" in said
-    assert "add these, with their labels, to what --labels names" in said
+    assert "add them and their labels to what --labels names" in said
 
 
 def test_new_photos_may_have_names_of_others(command, run, photos, tmp_path):
