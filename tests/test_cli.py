@@ -122,7 +122,7 @@ class TestCommands:
             ("psi", "similarity? Arms: none, gaussian, inverse, sqrt, linear, arccot, negative."),
             ("kappa", "500, 1000; with labels, only if named: deep-max-contrastive-*, deep-max-t"),
             ("comparison", "Arms: simclr, best."),
-            ("methods", "dim, cpc; each also as NAME+divergence."),
+            ("methods", "dim, cpc; each also as NAME+divergence, NAME-control."),
             ("learning-rates", "dim, cpc; each also as NAME-rate-x0.3, NAME-rate-x3."),
             ("sigma-lambda", "divergence.sigma=0.1:10:log, objective.weight=0.1:20:log."),
         ],

@@ -260,7 +260,10 @@ def test_what_labels_are_worth_is_the_committed_record():
     said = (
         f"it expected {row['expected %']} % of its labels to be right, and {row['right %']} % were"
     )
-    assert f"With 50 labels of the quickstart's digits, {said} (means of {row['draws']} draws" in README
+    assert (
+        f"With 50 labels of the quickstart's digits, {said} (means of {row['draws']} draws"
+        in README
+    )
 
 
 def test_the_study_of_tables_is_its_record():
