@@ -17,9 +17,11 @@ import deepbregman
 from deepbregman.commands.label import _find_surprises, draw, show
 from deepbregman.commands.pretrain import pretrain, suggest_next
 from deepbregman.config import override
+from deepbregman.data.labels import read_labels
 from deepbregman.errors import UserError
 from deepbregman.evaluation.gallery import open_gallery, open_run
-from deepbregman.evaluation.labelling import draw_images
+from deepbregman.evaluation.labelling import draw_images, write_labels
+from deepbregman.files import write_csv
 from deepbregman.reporting import sheets
 from deepbregman.runs import Run
 
@@ -583,6 +585,29 @@ def test_new_photos_need_not_be_a_folder(command, run, tmp_path):
     found = deepbregman.label(run, few, data=str(tmp_path / "new.npz"), suggest=0)
     assert found.labels == [*["red"] * 3, *["blue"] * 3]
     assert not found.given.any()
+
+
+def test_images_may_be_named_by_their_places(run):
+    """As `search` takes them, and as tables of data without names have them."""
+    names = open_gallery(open_run(run.path, None), "all").names
+    by_place = {f"train:{place}": names[place].partition("-")[0] for place in (0, 1, 20, 21)}
+    found = deepbregman.label(run, by_place, suggest=0)
+    assert found.given.nonzero().flatten().tolist() == [0, 1, 20, 21]
+    with pytest.raises(UserError, match=r"2 of 6 names .* \('test:0', 'train:30'\)"):
+        deepbregman.label(run, {**by_place, "train:30": "red", "test:0": "red"})
+
+
+def test_a_label_that_was_predicted_for_sure_is_not_taken_for_a_given_one(run, tmp_path):
+    found = deepbregman.label(run, {name: name.partition("-")[0] for name in FEW}, suggest=0)
+    sure = replace(found, probabilities=found.probabilities.round())
+    write_labels(tmp_path / "all.csv", sure, [])
+    given = read_labels(tmp_path / "all.csv")
+    assert len(given) == len(FEW)
+    with (tmp_path / "all.csv").open(newline="") as file:
+        rows = [{**row, "given": "yes"} for row in csv.DictReader(file)]  # all are confirmed
+    write_csv(tmp_path / "confirmed.csv", rows)
+    given = read_labels(tmp_path / "confirmed.csv")
+    assert {item.image for item in given if not item.is_suggested} == set(FEW)
 
 
 def test_suggested_photos_of_the_run_do_not_count_elsewhere(run, photos, tmp_path):

@@ -318,7 +318,8 @@ def _show_next_steps(found: "Labelling", console: Console) -> None:
         say(console, f"to improve the labels: {words}; then repeat this command with another --out")
     elif found.table is not None and found.suggestions:
         words = "label them on the page that the next command writes, and save labels.csv there"
-        say(console, f"to improve the labels: {words}; then repeat this command with that file")
+        words += "; then repeat this command with that file and another --out"
+        say(console, f"to improve the labels: {words}")
     if found.table is not None:
         page = _write_command("explore", found, "--labels", found.table, "--out", "labelled.html")
         say(console, f"next: {page}")

@@ -28,7 +28,7 @@ from deepbregman.training.randomness import derive_seed
 
 from .gallery import Gallery, OpenedRun, join_features, open_gallery
 from .predicting import KINDS, Prediction, predict_labels, suggest_images
-from .search_index import Image
+from .search_index import PLACE, Image
 
 
 def draw_images(opened: OpenedRun, count: int, seed: int) -> list[Image]:
@@ -223,6 +223,7 @@ class ImageFinder:
         self._names = {name: index for index, name in enumerate(gallery.names)}
         self._joined = {join_accents(name): index for name, index in self._names.items()}
         self._last = index_last_parts(gallery.names)
+        self._parts, self._starts = gallery.parts, gallery.starts
         self._paths: dict[str, int] = {}
         self._sizes: dict[int, list[tuple[Path, int]]] = {}
         for name, start in gallery.starts.items():
@@ -232,12 +233,18 @@ class ImageFinder:
                     self._paths[os.path.abspath(path)] = index
 
     def find(self, name: str) -> int | None:
-        """Return the position of an image by its name, its path, or a last part of one alone."""
+        """Return the position of an image by its name, path, last part, or place in a split."""
         if name in self._names:
             return self._names[name]
         if (path := os.path.abspath(name)) in self._paths:
             return self._paths[path]
-        return self._last.get(name, self._joined.get(join_accents(name)))
+        found = self._last.get(name, self._joined.get(join_accents(name)))
+        place = PLACE.fullmatch(name)
+        if found is not None or place is None:
+            return found
+        split, index = place[1], int(place[2])
+        size = len(self._parts[split].split) if split in self._parts else 0
+        return self._starts[split] + index if index < size else None
 
     def find_copy(self, path: Path) -> int | None:
         """Return the position of the image with the content of a file."""
@@ -258,7 +265,9 @@ def write_labels(path: Path, found: Labelling, suggested: Sequence[int]) -> None
     """Write a line for each image, so that `read_labels` can take the file again."""
     ranks = {index: rank for rank, index in enumerate(suggested, start=1)}
     rows: list[Record] = []
-    values = found.probabilities.tolist()
+    # A probability of 1 says that the user gave the label.
+    predicted = found.probabilities.clamp(max=0.9999)
+    values = torch.where(found.given[:, None], found.probabilities, predicted).tolist()
     for index, (name, label) in enumerate(zip(found.names, found.labels, strict=True)):
         row: Record = {
             "image": name,
