@@ -97,7 +97,8 @@ def test_a_table_may_lie_beside_the_folder_of_its_images(tmp_path, save_picture,
     for index in range(4):
         save_picture(tmp_path / "images" / f"{index}.png")
     (tmp_path / "meta").mkdir()
-    paths = ("../images/0.png", "../images/1.png", "../images/2.png", tmp_path / "images/3.png")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = ("../images/0.png", "../images/1.png", "~/images/2.png", tmp_path / "images/3.png")
     lines = [f"{path},{'ab'[index % 2]}" for index, path in enumerate(paths)]
     write(tmp_path / "meta" / "labels.csv", "image,label", *lines)
     monkeypatch.chdir(tmp_path / "meta")

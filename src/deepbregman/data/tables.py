@@ -88,7 +88,7 @@ def list_table(table: Path) -> Listing:
 def _find_images(table: Path, names: Sequence[str]) -> list[Path]:
     """Find the files that a table names."""
     folder = table.absolute().parent
-    places = {name: Path(os.path.normpath(folder / name)) for name in names}
+    places = {name: Path(os.path.normpath(folder / os.path.expanduser(name))) for name in names}
     missing = [name for name, path in places.items() if not path.is_file()]
     if missing:
         tree = read_tree(folder)
