@@ -4,11 +4,25 @@ import pytest
 import torch
 
 import deepbregman as db
+from deepbregman.method.losses import match_scores
 
 FOUR, THREE = torch.rand(5, 4), torch.rand(5, 3)
 FEWER = torch.rand(2, 4)
 ENCODER = db.build_encoder("small", 8)
 TEACHER = db.Teacher(torch.nn.Linear(2, 2))
+
+
+def test_rows_are_compared_with_as_many_rows():
+    """Else one target would be that of all images."""
+    for other in (FOUR[:1], FOUR[:, :1], THREE):
+        for temperature in (0.0, 0.2):
+            with pytest.raises(ValueError, match="must have the same shape"):
+                match_scores(FOUR, other, temperature=temperature)
+
+
+def test_numbers_of_views_may_be_in_an_array():
+    given = torch.tensor([0.2, 0.5])
+    assert db.Views(8, crop_area=given).crop_area == pytest.approx((0.2, 0.5))  # type: ignore[arg-type]  # what is tested
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,11 @@ def paired_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) -> 
         (N,)
     """
     p, q = of_distribution(p), of_distribution(q)
+    if p.shape != q.shape:
+        raise ValueError(
+            f"scores of shapes {tuple(p.shape)} and {tuple(q.shape)}: row i of one is compared "
+            "with row i of the other, so they must have the same shape"
+        )
     temperature = find_temperature(smoothing)
     if temperature is None:
         winner = F.one_hot(q.argmax(dim=1), q.shape[1]).to(p.dtype)  # (N, K)

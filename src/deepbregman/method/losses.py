@@ -349,7 +349,8 @@ def usage_entropy(scores: Tensor, temperature: Number = 1.0) -> Tensor:
     if scores.shape[1] == 1:
         return scores.new_ones(())
     log_p = F.log_softmax(of_distribution(scores) / temperature, dim=1)
-    log_usage = log_p.logsumexp(dim=0) - math.log(len(scores))  # (K,)
+    log_usage = log_p.logsumexp(dim=0) - math.log(len(log_p))  # (K,)
+    log_usage = log_usage.clamp_min(torch.finfo(log_usage.dtype).min)  # not minus infinity
     # Of logarithms, since a share may be too small for float32: its entropy has no gradient at 0.
     return -(log_usage.exp() * log_usage).sum() / math.log(scores.shape[1])
 

@@ -6,7 +6,7 @@ every operator equals torchvision's functional one on float images given the sam
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Sized
 from typing import NamedTuple
 
 import torch
@@ -300,8 +300,8 @@ def _require_range(name: str, value: tuple[float, float], most: float) -> None:
 
 
 def _count(value: object) -> int:
-    """Count the items of a tuple or list; a number, which the user may have given, has none."""
-    return len(value) if isinstance(value, Sequence) else 0
+    """Count the items of a tuple, list or array; a number, which somebody may give, has none."""
+    return len(value) if isinstance(value, Sized) else 0
 
 
 def _require(condition: bool, name: str, value: object, rule: str) -> None:
