@@ -264,7 +264,8 @@ def test_few_labels_and_corruptions_fill_no_screens(capsys):
     Console(width=100).print(draw_evaluation_tables([{**common, **row} for row in rows], "on d"))
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert lines[0].strip() == "on d, top-1 %"  # the numbers of labels are in the columns
+    # The numbers of labels are in the columns.
+    assert lines[0].strip() == "on d, top-1 %: 500 images to test on"
     assert "on d, top-1 %: 1,297 images to train on, 500 to test on" in " ".join(out.split())
     split = [re.split("[│┃]", line)[1:-1] for line in lines]
     cells = [[cell.strip() for cell in line] for line in split if line]

@@ -216,7 +216,7 @@ def run_and_list_imports(*words: object) -> tuple[int, str, set[str]]:
 def test_images_without_labels_are_refused_before_torch_is_loaded(run_on_photos):
     code, said, imported = run_and_list_imports("evaluate", "runs/mine")
     assert code == 2
-    assert "data 'photos' has no labels to evaluate with" in said
+    assert "data 'photos' lacks labels to evaluate with" in said
     assert "torch" not in imported
 
 

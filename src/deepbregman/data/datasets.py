@@ -305,7 +305,7 @@ def check_labels(spec: str) -> Listing | None:
 def lack_of_labels(name: str) -> UserError:
     """Return the error about a dataset without labels to judge by."""
     return UserError(
-        f"data {name!r} has no labels to evaluate with, of its training or of its test images: "
+        f"data {name!r} lacks labels to evaluate with: its training and its test images need them; "
         "give a labelled dataset with --data, such as a folder with one subfolder for each class, "
         "a CSV file with the columns image and label, or an .npz file with train_labels, "
         "test_images and test_labels; to get labels for all images from labels for a few, use "

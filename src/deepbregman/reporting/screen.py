@@ -75,6 +75,8 @@ def _draw_grid(rows: Sequence[Record], title: str) -> Table:
         title += f", {METRICS.get(one['metric'], one['metric'])}"
     if len({row["num_train"] for row in rows}) == 1:
         title += f": {one['num_train']:,} images to train on, {one['num_test']:,} to test on"
+    else:
+        title += f": {one['num_test']:,} images to test on"
     title += f", {one['n']} seeds" * (one["n"] > 1)
     found: dict[str, dict[str, str]] = {}
     columns: dict[str, None] = {}
