@@ -248,3 +248,8 @@ def test_numbers_that_mean_nothing_are_refused(value):
 def test_scores_of_other_images_or_other_subnetworks_are_refused(shape, pairs):
     with pytest.raises(ValueError, match=r"\(2, 4\) and .*must have the same shape"):
         divergence_loss(normal(2, 4), normal(*shape), pairs=pairs)
+
+
+def test_the_usage_of_subnetworks_that_cannot_win_is_nothing():
+    scores = torch.tensor([[0.0, 0.0, -math.inf, -math.inf]])
+    assert usage_entropy(scores).item() == pytest.approx(0.5)  # log 2 of log 4
