@@ -271,7 +271,7 @@ class TestCommands:
         assert "train_names" in out
         code, _, err = command("evaluate", tmp_path / "run")
         assert code == 2
-        assert "has no labels" in err
+        assert "lacks labels" in err
 
     def test_resume_takes_the_runs_own_configuration(self, command, recipe, tmp_path):
         command("pretrain", recipe, "--run", tmp_path / "run")
@@ -638,7 +638,7 @@ class TestErrors:
         assert code == 2
         expected = {
             "unreadable": "--set data.skip_unreadable=true",
-            "unlabelled": "has no labels",
+            "unlabelled": "lacks labels",
             "few": f"training.batch_size {batch} needs {batch} ",
             "single": "no two training images of a" if verb == "tune" else "has no test image",
         }

@@ -54,11 +54,11 @@ def test_validation_split_stands_in_for_a_missing_test_split(tmp_path):
 def test_labels_without_a_test_split_are_told_what_they_lack(tmp_path):
     np.savez(tmp_path / "a.npz", train_images=GREY, train_labels=LABELS)
     with pytest.raises(
-        UserError, match=r"labels .* of its test images: .*\.npz file with .*test_im"
+        UserError, match=r"lacks labels .* its test images need them; .*\.npz file with .*test_im"
     ):
         check_labels(str(tmp_path / "a.npz"))
     np.savez(tmp_path / "a.npz", train_images=GREY, train_labels=LABELS, val_images=GREY[:2])
-    with pytest.raises(UserError, match="of its test images"):
+    with pytest.raises(UserError, match="its test images need them"):
         check_labels(str(tmp_path / "a.npz"))
     np.savez(
         tmp_path / "a.npz",

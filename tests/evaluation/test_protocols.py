@@ -198,7 +198,7 @@ def test_test_labels_do_not_influence_the_classifier(few):
 
 def test_a_source_that_is_already_open_needs_labels_too(short_run):
     bare = Source("bare", Split(ArrayImages(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))))
-    with pytest.raises(UserError, match="data 'bare' has no labels"):
+    with pytest.raises(UserError, match="data 'bare' lacks labels"):
         evaluate(short_run, source=bare)
 
 

@@ -338,7 +338,7 @@ def test_images_are_refused_before_a_folder_is_made(few_digits, tmp_path, comman
     words = ("--data", few_digits, plain, "--arms", "digits", "--epochs", 1, "--out", out)
     code, _, err = command("study", "tables", *words, "--protocols", "knn", "--set", *TINY)
     assert code == 2
-    assert f"data '{plain}' has no labels" in err
+    assert f"data '{plain}' lacks labels" in err
     assert not out.exists()
 
 
