@@ -18,6 +18,7 @@ from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.evaluation.results import Predictions, pack, unpack
 from deepbregman.files import write_json
+from deepbregman.reporting.grid_tables import tabulate_study
 from deepbregman.statistics import format_signed, interval_over_images
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import find_study
@@ -48,6 +49,10 @@ Record = dict[str, Any]
         (
             {"views.num_views": 4},
             "training.epochs x views.num_views is 200 x 2 = 400 in a, 200 x 4 = 800 in b",
+        ),
+        (
+            {"rotation.weight": 0.4, "small_views.num_views": 4},
+            "small_views.num_views is 0 in a, 4 in b",
         ),
     ],
 )
@@ -584,16 +589,30 @@ def test_an_image_counts_by_the_mean_over_several_classifiers():
 
 
 def test_recorded_runs_are_arms_of_a_comparison_of_today(tmp_path):
-    """As docs/studies.md says, so that nobody trains them again; names may be others there."""
+    """As docs/studies.md says, so that nobody trains them again."""
     records = Path(__file__).parents[2] / "results" / "studies" / "comparison-teacher" / "runs"
-    names = {"simclr": "simclr", "best": "best", "control": "best-control"}
-    for theirs, ours in names.items():
-        shutil.copytree(records / f"{theirs}-seed0", tmp_path / "both" / "runs" / f"{ours}-seed0")
+    names = ["simclr", "best-control", "best", "best-both"]
+    for name in names:
+        shutil.copytree(records / f"{name}-seed0", tmp_path / "both" / "runs" / f"{name}-seed0")
     options = StudyOptions(
-        recipes=("simclr", "best-control", "best", "best-both"),
+        recipes=tuple(names),
         data="cifar10.npz",
         out=tmp_path / "both",
         train=False,
     )
     results = open_grid(STUDY, options).save()
-    assert [cell["arm"] for cell in results["cells"]] == ["simclr", "best-control", "best"]
+    assert [cell["arm"] for cell in results["cells"]] == names
+
+
+def test_the_table_of_costs_names_weak_and_small_views_where_an_arm_has_them(tmp_path):
+    records = Path(__file__).parents[2] / "results" / "studies" / "comparison-teacher" / "runs"
+    shutil.copytree(records, tmp_path / "study" / "runs")
+    options = StudyOptions(
+        recipes=("simclr", "best"), data="cifar10.npz", out=tmp_path / "study", train=False
+    )
+    results = open_grid(STUDY, options).save()
+    *_, costs = tabulate_study(results, "")
+    names = ["epochs", "views per image", "pixels of a side", "weak views", "samples per step"]
+    assert costs.columns == (*names, "steps", "seconds")
+    shown = {row.name: [cell.text for cell in row.cells[:4]] for row in costs.rows}
+    assert shown == {"simclr": ["200", "2", "24", "0"], "best": ["200", "2", "24", "1"]}

@@ -585,6 +585,11 @@ class Config:
         groups = (self.views, weak_views, self.small_views)
         return {group.table: group for group in groups if group is not None}
 
+    def count_views(self, table: str) -> int:
+        """Return how many views of a group are made of each image; 0 if there is no such group."""
+        groups = self.view_groups
+        return groups[table].num_views if table in groups else 0
+
     @property
     def view_size(self) -> int:
         """Side of a view of the main group in pixels, while pretraining."""

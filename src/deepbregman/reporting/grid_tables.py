@@ -27,6 +27,8 @@ COSTS: dict[str, str] = {
     "epochs": "epochs",
     "views_per_image": "views per image",
     "view_size": "pixels of a side",
+    "weak_views": "weak views",
+    "small_views": "small views",
     "samples_per_step": "samples per step",
     "steps": "steps",
 }
@@ -231,17 +233,19 @@ def _tabulate_differences(results: Record, key: str) -> Table:
 
 
 def _tabulate_costs(results: Record, key: str) -> Table:
-    rows = [
-        Row(
-            arm["arm"],
-            (
-                *(Cell(text=format_value(arm["cost"].get(name))) for name in COSTS),
-                make_cell(arm["cost"].get("seconds")),
-            ),
-        )
-        for arm in results["arms"]
-        if arm.get("cost")
+    costs = {arm["arm"]: arm["cost"] for arm in results["arms"] if arm.get("cost")}
+    optional = ("weak_views", "small_views")  # which most studies have not
+    names = [
+        name
+        for name in COSTS
+        if name not in optional or any(cost.get(name) for cost in costs.values())
     ]
-    caption = "Samples are views; seconds are the wall time of training"
-    columns = (*COSTS.values(), "seconds")
+    rows = []
+    for arm, cost in costs.items():
+        settings = [Cell(text=format_value(cost.get(name))) for name in names]
+        rows.append(Row(arm, (*settings, make_cell(cost.get("seconds")))))
+    caption = (
+        "Samples are views, weak and small ones not counted; seconds are the wall time of training"
+    )
+    columns = (*(COSTS[name] for name in names), "seconds")
     return Table(f"{key}-costs", "Cost of training", "arm", columns, tuple(rows), caption)

@@ -515,9 +515,9 @@ def name_arms(arms: Sequence[str], option: str = "recipes") -> list[str]:
     return names
 
 
-def list_by_value(values: Mapping[str, str]) -> str:
+def list_by_value(values: Mapping[str, object]) -> str:
     """Write which recipes have which value; a large group is called "the others"."""
-    groups: dict[str, list[str]] = {}
+    groups: dict[object, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(value, []).append(name)
     most = max(groups, key=lambda value: len(groups[value]))
@@ -531,7 +531,8 @@ def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
     """Refuse recipes with unequal budgets, unless that is allowed; return the differences.
 
     The samples in a step may differ: with more of them a step costs more, and there are fewer
-    steps. Recipes for different images are always refused.
+    steps. So may the weak views, which pass only forward. Recipes for different images are always
+    refused.
     """
     differing = differing_fields(*configs.values())
 
@@ -560,6 +561,9 @@ def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
     if len({epochs * views for epochs, views in seen.values()}) > 1:
         words = list_by_value({name: f"{e} x {v} = {e * v}" for name, (e, v) in seen.items()})
         found.append(f"training.epochs x views.num_views is {words}")
+    small = {name: config.count_views("small_views") for name, config in configs.items()}
+    if len(set(small.values())) > 1:
+        found.append(f"small_views.num_views is {list_by_value(small)}")
     if found and not unequal:
         raise UserError(
             f"the budgets of the recipes differ ({'; '.join(found)}): make them equal, in the "

@@ -140,6 +140,7 @@ def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
             "epochs": settings.epochs,
             "views_per_image": views,
             "view_size": config.view_size,
+            **{name: config.count_views(name) for name in ("weak_views", "small_views")},
             "samples_per_step": settings.batch_size * settings.accumulate * views,
             "steps": trained[-1]["step"] if trained else None,
             "seconds": summarise([each["seconds"] for each in trained]) if trained else None,
