@@ -204,26 +204,74 @@ def test_the_table_of_published_settings_is_the_committed_record():
         assert re.search(rf"\| {name} \| {knn:.2f} \| [\d.| ]+ \| {linear:.2f} \|\n", page)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_the_table_of_the_teacher_is_the_committed_record(page):
+ARMS_OF_THE_TEACHER = {
+    "simclr": "`simclr`",
+    "best": "`best`",
+    "best-control": "control",
+    "best-both": "both",
+    "best-148": "`best`, 148 epochs",
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "pairs"),
+    [
+        ("README.md", ["best - simclr", "best - best-control", "best-both - best-control"]),
+        (
+            "docs/results.md",
+            [
+                *("best - simclr", "best-control - simclr", "best - best-control"),
+                *("best-both - simclr", "best-both - best-control", "best-both - best"),
+                "best-148 - simclr",
+            ],
+        ),
+    ],
+)
+def test_the_table_of_the_teacher_is_the_committed_record(page, pairs):
     folder = ROOT / "results/studies/comparison-teacher"
     record = json.loads((folder / "results.json").read_text())
     lines = [line.replace("*", "") for line in (ROOT / page).read_text().splitlines()]
     found = {(cell["arm"], cell["seed"]): cell["metrics"] for cell in record["cells"]}
-    for arm in record["arms"]:
-        means = (arm["metrics"][metric] for metric in METRICS)
+    arms = {arm["arm"]: arm["metrics"] for arm in record["arms"]}
+    assert arms.keys() == ARMS_OF_THE_TEACHER.keys()
+    for arm, metrics in arms.items():
+        means = (metrics[metric] for metric in METRICS)
         cells = " | ".join(f"{m['mean']:.2f} ± {m['deviation']:.2f}" for m in means)
-        name = "control" if arm["arm"] == "control" else f"`{arm['arm']}`"
-        assert any(line.startswith(f"| {name}") and f"| {cells} |" in line for line in lines)
-    for other in ("simclr", "control"):
+        start = f"| {ARMS_OF_THE_TEACHER[arm]}"
+        assert any(line.startswith(start) and f"| {cells} |" in line for line in lines), arm
+    for pair in pairs:
+        ours, other = pair.split(" - ")
         cells = []
         for metric in METRICS:
-            differences = [found["best", s][metric] - found[other, s][metric] for s in range(3)]
+            differences = [found[ours, s][metric] - found[other, s][metric] for s in range(3)]
             mean, deviation = statistics.mean(differences), statistics.stdev(differences)
             half = t.ppf(0.975, 2) * deviation / 3**0.5
             cells.append(f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]")
-        name = "control" if other == "control" else f"`{other}`"
-        assert f"| `best` - {name} | {' | '.join(cells)} |" in lines
+        names = " - ".join(ARMS_OF_THE_TEACHER[name] for name in (ours, other))
+        assert f"| {names} | {' | '.join(cells)} |" in lines, pair
+
+
+def test_what_could_raise_the_summit_is_the_committed_record():
+    file = ROOT / "results/studies/summit-arms/results.json"
+    arms = {arm["arm"]: arm for arm in json.loads(file.read_text())["arms"]}
+    page = (ROOT / "docs/results.md").read_text()
+    for name, row in (("base", "`cifar10-fast`"), ("sharper", "sharper"), ("rotation", "[turned")):
+        means, changes = [], []
+        for metric in METRICS[:2]:
+            means.append(f"{arms[name]['metrics'][metric]['mean']:.2f}")
+            change = arms[name]["difference"].get(metric)
+            if change:
+                low, high = change["over_images"]
+                changes.append(f"{change['mean']:+.2f} [{low:+.2f}, {high:+.2f}]")
+        cells = " | ".join([*means, *changes]) + (" |" if changes else " | | |")
+        assert re.search(rf"\| {re.escape(row)}[^|]*\| {re.escape(cells)}", page), name
+    took = [arms[name]["cost"]["seconds"]["mean"] for name in ("rotation", "base")]
+    assert f"for {took[0] / took[1]:.2f} times the time" in page
+    gains = (f"{arms['rotation']['difference'][metric]['mean']:.1f}" for metric in METRICS[:2])
+    expected = "gains {} points linear and {} points kNN after 50 epochs".format(*gains)
+    methods = (ROOT / "docs/methods.md").read_text()
+    assert expected in methods
+    assert f"takes {took[0] / took[1]:.2f} times as long" in methods
 
 
 def test_the_table_by_the_divergence_is_the_committed_record():
