@@ -638,6 +638,10 @@ def test_unknown_recipe_lists_the_known(name):
             {"objective": {"weight": 0}, "divergence": {"weight": 0}},
             ("objective.weight", "divergence.weight", "both 0"),
         ),
+        (
+            {"objective": {"name": "vicreg", "invariance": 0, "variance": 0, "covariance": 0}},
+            ("objective.covariance are all 0", "vicreg would train nothing"),
+        ),
         ({"divergence": {"source": "bank"}}, ("source is 'bank'", "add a [teacher] table")),
         ({"divergence": {"source": "prototypes"}}, ("'prototypes'", "add a [teacher] table")),
         ({"divergence": {"compare": "match"}}, ("compare 'match'", "add a [teacher] table")),

@@ -263,7 +263,8 @@ def row(epoch: int, **changes: Any) -> dict[str, Any]:
     ("changes", "verdict", "reason"),
     [
         ({}, "healthy", "80% of the nearest neighbours are the same as 5 epochs ago, and they"),
-        ({"step": 99}, "under-trained", "99 steps are too few to learn much"),
+        ({"step": 99}, "under-trained", "only 99 steps, too few to learn much"),
+        ({"step": 1}, "under-trained", "only 1 step, too few to learn much"),
         ({"step": 100}, "healthy", "80%"),
         ({"step": 99, "spread": 0.01}, "collapsing", "spread 0.010"),
         ({"neighbour_stability": 0.49}, "under-trained", "only 49% of the nearest"),

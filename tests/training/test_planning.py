@@ -301,7 +301,7 @@ def test_programs_that_come_and_go_do_not_shorten_a_run():
 def test_a_budget_too_short_to_learn_is_said():
     found = plan(CPU._replace(budget=60.0), speed=0.03)  # 0.96 s a step of 32, 62 an epoch
     assert found.config.training.epochs == 1
-    assert "62 steps are too few to learn much, and 1 min allows no more" in found.warning
+    assert "only 62 steps, too few to learn much, and 1 min allows no more" in found.warning
     assert "--budget 18m allows 1,000" in found.warning  # 960 s are nine tenths of 17.8 min
     assert plan(CPU._replace(budget=600.0), speed=0.03).warning == ""
     given = {"training.epochs": 5}  # 90 steps, as asked for

@@ -495,6 +495,14 @@ class VICRegSettings(ObjectiveSettings):
     covariance: NotNegative = 1.0
     """Weight of the squared covariances between components."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.invariance == self.variance == self.covariance == 0.0:
+            raise UserError(
+                "objective.invariance, objective.variance and objective.covariance are all 0: "
+                "vicreg would train nothing; raise one of them, or set objective.weight to 0"
+            )
+
 
 @dataclass(frozen=True)
 class WMSESettings(ObjectiveSettings):

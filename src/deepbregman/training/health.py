@@ -126,7 +126,7 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
             return "collapsing", f"the effective rank fell from {best:.0f} to {rank:.1f}"
     measured = [record for record in records if "rankme" in record]
     if last["step"] < USEFUL_STEPS:
-        return "under-trained", f"{count_words(last['step'], 'step')} are too few to learn much"
+        return "under-trained", f"only {count_words(last['step'], 'step')}, too few to learn much"
     if len(measured) < 2 or "neighbour_stability" not in last:
         return "under-trained", "measured only once, too early to tell more"
     before, stability = measured[-2], last["neighbour_stability"]

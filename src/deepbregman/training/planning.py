@@ -130,7 +130,7 @@ def make_plan(
     if "training.epochs" not in given and length.value < wanted and 0 < steps < USEFUL_STEPS:
         enough_time = choose_budget(_SHORT_STEPS * seconds)
         warning = (
-            f"warning: {count_words(steps, 'step')} are too few to learn much, and "
+            f"warning: only {count_words(steps, 'step')}, too few to learn much, and "
             f"{format_duration(facts.limit)} allows no more at this speed: --budget {enough_time} "
             f"allows {_SHORT_STEPS:,}; if other programs keep the machine busy now, start again "
             "later"
