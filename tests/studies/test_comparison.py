@@ -52,7 +52,7 @@ Record = dict[str, Any]
         ),
         (
             {"rotation.weight": 0.4, "small_views.num_views": 4},
-            "small_views.num_views is 0 in a, 4 in b",
+            "training.epochs x small views is 0 in a, 800 of 16 px in b",
         ),
     ],
 )
@@ -77,6 +77,18 @@ def test_what_may_differ_at_an_equal_budget():
         assert check_budget({"a": base, "b": override(base, changes)}, unequal=True) == []
     recipes = {name: load_recipe(name) for name in STUDY.recipes}
     assert check_budget(recipes, unequal=True) == []
+
+
+def test_small_views_count_by_epochs_and_by_their_side():
+    base = override(load_recipe("simclr"), {"rotation.weight": 0.4, "small_views.num_views": 4})
+    half = {"views.num_views": 4, "training.epochs": 100}
+    equal = {**half, "small_views.num_views": 8}
+    assert check_budget({"a": base, "b": override(base, equal)}, unequal=False) == []
+    fewer = check_budget({"a": base, "b": override(base, half)}, unequal=True)
+    assert fewer == ["training.epochs x small views is 800 of 16 px in a, 400 of 16 px in b"]
+    larger = override(base, {"small_views.relative_size": 0.75})
+    (words,) = check_budget({"a": base, "b": larger}, unequal=True)
+    assert words.endswith("800 of 16 px in a, 800 of 24 px in b")
 
 
 @pytest.mark.parametrize("name", ["data.source", "data.root"])
@@ -616,3 +628,8 @@ def test_the_table_of_costs_names_weak_and_small_views_where_an_arm_has_them(tmp
     assert costs.columns == (*names, "steps", "seconds")
     shown = {row.name: [cell.text for cell in row.cells[:4]] for row in costs.rows}
     assert shown == {"simclr": ["200", "2", "24", "0"], "best": ["200", "2", "24", "1"]}
+    file = records.parents[1] / "summit-arms" / "results.json"
+    *_, costs = tabulate_study(json.loads(file.read_text()), "")
+    places = [costs.columns.index(name) for name in ("weak views", "small views")]
+    turned = next(row for row in costs.rows if row.name == "rotation")
+    assert [turned.cells[place].text for place in places] == ["1", "4"]

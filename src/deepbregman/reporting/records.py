@@ -25,7 +25,7 @@ RUN_FILES = ("config.toml", "metrics.jsonl", "result.json", "provenance.json")
 METHOD_NAMES = {"simclr": "SimCLR"}
 """Methods whose name is not written as the configuration writes it."""
 BUDGET = (
-    *("data.", "views.", "encoder.name", "encoder.stem", "encoder.weights"),
+    *("data.", "views.", "small_views.", "encoder.name", "encoder.stem", "encoder.weights"),
     *("training.epochs", "training.batch"),
 )
 """Beginnings of the fields in which groups must agree for a fair comparison."""

@@ -515,9 +515,9 @@ def name_arms(arms: Sequence[str], option: str = "recipes") -> list[str]:
     return names
 
 
-def list_by_value(values: Mapping[str, object]) -> str:
+def list_by_value(values: Mapping[str, str]) -> str:
     """Write which recipes have which value; a large group is called "the others"."""
-    groups: dict[object, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(value, []).append(name)
     most = max(groups, key=lambda value: len(groups[value]))
@@ -525,6 +525,14 @@ def list_by_value(values: Mapping[str, object]) -> str:
         groups[most] = ["the others"]
         groups = {value: groups[value] for value in groups if value != most} | {most: groups[most]}
     return ", ".join(f"{value} in {join_words(names)}" for value, names in groups.items())
+
+
+def _describe_small_views(config: Config) -> str:
+    views = config.small_views
+    if views is None:
+        return "0"
+    total, side = config.training.epochs * views.num_views, views.side(config.data.image_size)
+    return f"{total} of {side} px"
 
 
 def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
@@ -561,9 +569,9 @@ def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
     if len({epochs * views for epochs, views in seen.values()}) > 1:
         words = list_by_value({name: f"{e} x {v} = {e * v}" for name, (e, v) in seen.items()})
         found.append(f"training.epochs x views.num_views is {words}")
-    small = {name: config.count_views("small_views") for name, config in configs.items()}
+    small = {name: _describe_small_views(config) for name, config in configs.items()}
     if len(set(small.values())) > 1:
-        found.append(f"small_views.num_views is {list_by_value(small)}")
+        found.append(f"training.epochs x small views is {list_by_value(small)}")
     if found and not unequal:
         raise UserError(
             f"the budgets of the recipes differ ({'; '.join(found)}): make them equal, in the "
