@@ -230,7 +230,8 @@ class DivergenceSettings(Section):
     batch, sinkhorn equalises the use of all subnetworks."""
     info_nce: NotNegative = 0.0
     """Weight of InfoNCE between a view and the teacher's target, with the targets of other images
-    in the batch and the bank as negatives: the control of the matched divergence."""
+    in the batch and the bank as negatives. It is the control of the matched divergence if weight is
+    0, and a second term beside it otherwise."""
     usage_bonus: NotNegative = 0.0
     """Weight of an entropy bonus, which rewards equal use of all subnetworks."""
     sets: Sets = "none"
