@@ -51,6 +51,9 @@ def vary(auto: Config, num_images: int) -> Iterator[tuple[str, Row]]:
     if auto.divergence.warmup_epochs:
         yield "divergence from the start", {"divergence.warmup_epochs": 0.0}
     yield "no divergence (SimCLR)", {"divergence.weight": 0.0}
+    yield "InfoNCE beside the divergence", {"divergence.info_nce": 1.0}
+    turned = {"small_views.num_views": 4, "small_views.crop_area": (0.2, 1.0)}
+    yield "turned views", {"rotation.weight": 0.4, **turned}
     yield "three times the learning rate", {"optimiser.learning_rate": rate * 3}
     twice = {"training.batch_size": 2 * batch, "optimiser.learning_rate": 2 * rate}
     yield "twice the batch", twice
@@ -199,14 +202,16 @@ def _add_line(table: Path, record: Row) -> None:
 def _cost(config: Config) -> tuple[Any, ...]:
     """Return what the time of an epoch depends on."""
     size = config.data.image_size, config.training.batch_size
-    return config.encoder, config.divergence.weight > 0.0, *size
+    return config.encoder, tuple(config.view_groups), *size
 
 
 def _count_work(config: Config) -> int:
     """Count the pixels that pass through the encoder; one backward costs as much as two forward."""
-    weak = config.weak_views if config.divergence.weight > 0.0 else None
-    passes = 3 * config.views.num_views + (0 if weak is None else weak.num_views)
-    return passes * config.data.image_size**2
+    size, pixels = config.data.image_size, 0
+    for table, group in config.view_groups.items():
+        passes = 1 if table == "weak_views" else 3
+        pixels += passes * group.num_views * group.side(size) ** 2
+    return pixels
 
 
 def _fields(config: Config) -> Row:
