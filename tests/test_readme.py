@@ -274,6 +274,26 @@ def test_what_could_raise_the_summit_is_the_committed_record():
     assert f"took {took[0] / took[1]:.2f} times as long" in methods
 
 
+def test_the_arms_that_do_not_help_a_short_run_are_the_committed_record():
+    log = (ROOT / "docs/log.md").read_text()
+    for data, title in (("cifar10", "CIFAR-10"), ("ham10000", "HAM10000")):
+        found: dict[str, dict[int, Record]] = {}
+        for file in (ROOT / "results/auto/terms").glob(f"{data}-*.jsonl"):
+            for row in map(json.loads, file.read_text().splitlines()):
+                found.setdefault(row["arm"], {})[row["draw"]] = row
+        auto = found.pop("auto")
+        for arm, rows in found.items():
+            cells = [title, arm, str(len(rows))]
+            for metric in ("linear", "knn"):
+                changes = [row[metric] - auto[draw][metric] for draw, row in rows.items()]
+                mean, n = statistics.mean(changes), len(changes)
+                half = t.ppf(0.975, n - 1) * statistics.stdev(changes) / n**0.5
+                cells.append(f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]")
+            assert f"| {' | '.join(cells)} |\n" in log
+            lengths = {row["config"]["training.epochs"] for row in rows.values()}
+            assert lengths == ({7} if arm == "turned views" else {12})
+
+
 def test_the_table_by_the_divergence_is_the_committed_record():
     with (ROOT / "results/studies/tables-digits/quantities.csv").open() as file:
         found = {(r["variant"], r["metric"], r["arm"]): r for r in csv.DictReader(file)}

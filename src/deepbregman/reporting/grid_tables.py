@@ -234,12 +234,7 @@ def _tabulate_differences(results: Record, key: str) -> Table:
 
 def _tabulate_costs(results: Record, key: str) -> Table:
     costs = {arm["arm"]: arm["cost"] for arm in results["arms"] if arm.get("cost")}
-    optional = ("weak_views", "small_views")  # which most studies have not
-    names = [
-        name
-        for name in COSTS
-        if name not in optional or any(cost.get(name) for cost in costs.values())
-    ]
+    names = [name for name in COSTS if any(cost.get(name) for cost in costs.values())]
     rows = []
     for arm, cost in costs.items():
         settings = [Cell(text=format_value(cost.get(name))) for name in names]
