@@ -385,6 +385,23 @@ def test_the_study_of_tables_is_its_record():
     higher, lower = sum(low > 0 for low, _ in gained), sum(high < 0 for _, high in gained)
     assert f"{len(gained)} intervals of `best` - `simclr`: {higher} are above" in page
     assert f"{higher} are above zero and {lower} below it" in page
+    apart = list_intervals("best", "best-control")
+    higher, lower = sum(low > 0 for low, _ in apart), sum(high < 0 for _, high in apart)
+    words = f"{higher} are above zero and {lower} below it"
+    assert f"Of {len(apart)} intervals of `best` - control, {words}" in page
+
+    def describe_gap(variant: str) -> str:
+        pair = compare(variant, "top1", "best", "best-control")
+        low, high = pair["interval"]
+        return f"{pair['mean']:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+    blur, contrast = (
+        [describe_gap(f"{by}, {name} 3") for by in ("linear", "kNN by cosine, k=20")]
+        for name in ("blur", "contrast")
+    )
+    assert "(linear {}, kNN {})".format(*blur) in page
+    assert f"worse in kNN ({contrast[1]}); linear" in page
+    assert f"difference there ({contrast[0]})" in page
     noisy = ham10000["linear, noise 1", "top1"]["arms"]
     changes = [noisy["best"]["values"][s] - noisy["simclr"]["values"][s] for s in (0, 1)]
     assert "and linear {:+.1f} and {:+.1f} in the two seeds".format(*changes) in page
@@ -741,6 +758,14 @@ def test_the_tables_of_measures_are_the_committed_records():
         cells = " | ".join(f"{row['mean']:.1f} ± {row['deviation']:.1f}" for row in chosen)
         empty = "| " * (6 - len(chosen))
         assert f"| {words} {empty}| {cells} |" in lines
+    bank, cosine = (
+        {row["metric"]: row for row in rows if (row["protocol"], row["variant"]) == ("cluster", by)}
+        for by in ("divergence over a bank", "cosine")
+    )
+    page = " ".join(lines)
+    assert f"same NMI ({bank['NMI']['mean']:.1f})" in page
+    assert f"({bank['ARI']['mean']:.1f} instead of {cosine['ARI']['mean']:.1f}; ten runs" in page
+    assert bank["ARI"]["n"] == cosine["ARI"]["n"] == 10
 
 
 CHANGED = {
