@@ -584,6 +584,16 @@ def test_trials_of_the_teacher_are_their_records():
     assert f"Muon alone adds {with_muon - alone:.1f} points linear to SimCLR" in page
     assert f"then adds {same:.1f} ({lower:.1f} at half the rate" in page
     assert "with SGD it adds {:.1f} and {:.1f} in two seeds".format(*seeds) in page
+    pairs = (
+        ("nt+key+rel", "nt+key"),
+        ("nt+key+rel s1", "nt+key s1"),
+        ("150 nt+key+rel", "150 nt+key"),
+    )
+    gaps = (trials[both] - trials[control] for both, control in pairs)
+    said = (
+        "after 60 epochs ({:+.2f} and {:+.2f} linear in two seeds) and above it after 150 ({:+.2f},"
+    )
+    assert said.format(*gaps) in page
     for pair in (("ts.2 tt.1", "nt+rel ema0"), ("nt+key", "nt+key ema0")):
         assert "from {:.1f} to {:.1f} with".format(*(trials[name] for name in pair)) in page
 
