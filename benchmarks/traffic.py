@@ -1,18 +1,18 @@
 """Count what processes send each other in a step, and what each holds, beside theory.
 
     unshare --user --map-root-user --net bash -c \
-        'ip link set lo up && torchrun --nproc-per-node 2 benchmarks/traffic.py [ENCODER]'
+        'ip link set lo up && torchrun --nproc-per-node 2 benchmarks/traffic.py'
 
 It reads the counter of the loopback device, so nothing else may use that: hence the network
 namespace of its own. The processes run gloo on the CPU.
 """
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 
 import torch.distributed as dist
+import tyro
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -79,9 +79,12 @@ def sum_memory(profiled: profile) -> int:
     return sum(event.nbytes() for event in events if event.name() == "[memory]")
 
 
-def main() -> None:
-    """Take a few steps and print the record."""
-    encoder = sys.argv[1] if sys.argv[1:] else "resnet18"
+def main(encoder: str = "resnet18") -> None:
+    """Take a few steps and print the record.
+
+    Args:
+        encoder: Name of the encoder, as in a recipe.
+    """
     fabric = launch("cpu")
     config = configure(encoder)
     images = make_random_images(4 * BATCH, SIDE)
@@ -114,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)
