@@ -26,24 +26,23 @@ PAPER = (
 
 def test_values_that_everybody_quotes():
     known = {
-        (e.label, e.method, e.data, e.variant, e.metric, e.num_subnetworks): e.value
+        (e.label, e.method, e.data, e.variants[0], e.metric, e.num_subnetworks): e.value
         for e in load_published()
     }
     baseline, kappa = "table:lineareval:smalldatasets", "table:lineareval:k"
-    assert known[baseline, "SimCLR", "cifar10", None, "top1", None] == 91.8
-    assert known[baseline, "the paper's method", "cifar10", None, "top1", None] == 93.2
-    assert known[baseline, "the paper's method", "stl10", None, "top1", None] == 92.4
-    assert known[baseline, "the paper's method", "cifar100", None, "top1", None] == 69.0
-    assert known[baseline, "the paper's method", "imagenet", None, "top1", None] == 72.6
-    assert known[kappa, "the paper's method", "cifar10", None, "top1", 200] == 92.8
-    assert known[kappa, "Deep Divergence", "cifar10", None, "top1", 1000] == 70.8
-    semi = "table:semisupervised"
-    assert known[semi, "the paper's method", "imagenet", "1 % labels", "top1", None] == 53.5
-    assert (
-        known["table:transferlearning", "the paper's method", "voc", None, "AP75-07", None] == 64.1
-    )
-    assert known[baseline, "SimCLR", "isic2018", None, "top1", None] == 82.6
-    assert known[kappa, "the paper's method", "cifar10", None, "top1", 100] == 92.6
+    semi, boxes, ours = "table:semisupervised", "table:transferlearning", "the paper's method"
+    linear = ("cached features", "top1")
+    assert known[baseline, "SimCLR", "cifar10", *linear, None] == 91.8
+    assert known[baseline, ours, "cifar10", *linear, None] == 93.2
+    assert known[baseline, ours, "stl10", *linear, None] == 92.4
+    assert known[baseline, ours, "cifar100", *linear, None] == 69.0
+    assert known[baseline, ours, "imagenet", *linear, None] == 72.6
+    assert known[kappa, ours, "cifar10", *linear, 200] == 92.8
+    assert known[semi, ours, "imagenet", "1 % labels, from encoder", "top1", None] == 53.5
+    assert known[semi, "Supervised", "imagenet", "10 % labels, supervised", "top1", None] == 56.4
+    assert known[boxes, ours, "voc", "C4, pretrained", "AP75-07", None] == 64.1
+    assert known[baseline, "SimCLR", "isic2018", *linear, None] == 82.6
+    assert known[kappa, ours, "cifar10", *linear, 100] == 92.6
 
 
 @pytest.mark.skipif(not PAPER.is_file(), reason=f"the paper's source is not at {PAPER}")
@@ -65,6 +64,8 @@ def test_every_value_stands_in_the_table_that_is_named():
         for entry in load_published():
             if entry.label == label:
                 ours.setdefault(entry.method, []).append(entry.value)
+        if label == "table:lineareval:k":
+            del rows[0]  # Deep Divergence, kNN with labels: no row here is of that
         assert list(ours.values()) == rows, label
 
 
@@ -73,15 +74,23 @@ def test_every_value_stands_in_the_table_that_is_named():
     [
         (("cifar10", "linear", "cached features", "top1"), (), [91.8, 93.2]),
         (("/data/cifar10.npz", "linear", "crop and flip", "top1"), (), [91.8, 93.2]),
-        (("cifar10", "linear", "cached features", "top1"), (20, 30), [91.8, 93.2, 77.8, 88.9]),
+        (("cifar10", "linear", "cached features", "top1"), (20, 30), [91.8, 93.2, 88.9]),
         (("cifar10", "linear", "cached features", "top5"), (20,), []),
         (("cifar10", "linear", "cached features, weighted classes", "top1"), (), []),
         (("cifar10", "knn", "cosine, k=20", "top1"), (20,), []),
         (("digits", "linear", "cached features", "top1"), (20,), []),
-        (("imagenet", "semi", "finetuned, 1 % labels", "top1"), (), [25.4, 48.3, 49.1, 53.2]),
+        (("cifar10", "linear", "cached features of 8 crops", "top1"), (), []),
+        (("imagenet", "semi", "1 % labels, from encoder", "top1"), (), [48.3, 49.1, 53.2, 53.9]),
+        (("imagenet", "semi", "10 % labels, from encoder", "top1"), (), [65.6, 66.4, 68.8, 70.2]),
+        (("imagenet", "semi", "1 % labels, supervised", "top1"), (), [25.4]),
+        (("imagenet", "semi", "10 % labels, supervised", "top1"), (), [56.4]),
+        (("imagenet", "semi", "1 % labels, from projection layer 1", "top1"), (), []),
+        (("imagenet", "semi", "100 % labels, from encoder", "top1"), (), []),
+        (("imagenet", "supervised", "from scratch", "top1"), (), []),
     ],
 )
 def test_what_stands_beside_a_quantity(asked, kappas, values):
+    """Nothing of a network that was trained otherwise, or on other labels."""
     data, protocol, variant, metric = asked
     measure = Measure(data, protocol, variant, metric, 1, 1)
     found = [entry.value for entry in find_published(measure, kappas)]
@@ -117,6 +126,11 @@ def test_a_devkit_is_voc_by_the_whole_test_split_of_2007(data, num_test, is_voc)
     ]
 
 
+@pytest.mark.parametrize("variant", ["C4, random", "FPN, pretrained"])
+def test_published_detectors_are_of_one_architecture_and_begin_pretrained(variant):
+    assert find_published(Measure("voc", "detect", variant, "AP50-07", 16551, 4952)) == []
+
+
 def test_values_stand_in_the_column_of_their_quantity_and_for_the_subnetworks_of_the_runs(make_run):
     """An arm without the divergence has subnetworks in its settings, which nothing trains."""
     sizes = {"num_train": 50000, "num_test": 10000, "epoch": 3, "epochs": 3}
@@ -142,8 +156,6 @@ def test_values_stand_in_the_column_of_their_quantity_and_for_the_subnetworks_of
     assert printed == {
         "SimCLR": ["", "91.8", ""],
         "the paper's method": ["", "93.2", ""],
-        "Deep Divergence, κ = 5": ["", "71.9", ""],
-        "Deep Divergence, κ = 20": ["", "77.8", ""],
         "the paper's method, κ = 5": ["", "85.2", ""],
         "the paper's method, κ = 20": ["", "88.9", ""],
     }

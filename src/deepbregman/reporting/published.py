@@ -36,8 +36,8 @@ class PublishedValue(NamedTuple):
     label: str
     """Label of the table in the paper's source."""
     conditions: str
-    variant: str | None = None
-    """One of the parts of a variant's name, such as ``1 % labels``; None is any."""
+    variants: Sequence[str]
+    """Names of the variants that it may stand beside, such as ``1 % labels, from encoder``."""
     num_subnetworks: int | None = None
 
 
@@ -55,7 +55,8 @@ def load_published() -> tuple[PublishedValue, ...]:
     text = (importlib.resources.files(__package__) / "published.toml").read_text(encoding="utf-8")
     found = []
     for table in tomllib.loads(text)["tables"]:
-        shared = {name: table.get(name) for name in ("protocol", "metric", "label", "conditions")}
+        names = ("protocol", "variants", "metric", "label", "conditions")
+        shared = {name: table.get(name) for name in names}
         for row in table["rows"]:
             for column, value in zip(table["columns"], row["values"], strict=True):
                 found.append(PublishedValue(row["method"], value, **{**shared, **column}))
@@ -68,7 +69,6 @@ def find_published(measure: Measure, num_subnetworks: Collection[int] = ()) -> l
     Args:
         num_subnetworks: of the runs; the table of subnetworks is shown for these only.
     """
-    parts = measure.variant.split(", ")
     alike = SIMILAR_DATASETS.get(PurePath(measure.data).stem.lower())
     return [
         entry
@@ -77,8 +77,7 @@ def find_published(measure: Measure, num_subnetworks: Collection[int] = ()) -> l
         for entry in load_published()
         if (measure.protocol, measure.metric) == (entry.protocol, entry.metric)
         if _is_on(measure, entry.data) or entry.data == alike
-        if entry.variant is None or entry.variant in parts
-        if "weighted classes" not in parts  # the paper has no such classifier
+        if measure.variant in entry.variants
         if entry.num_subnetworks is None or entry.num_subnetworks in num_subnetworks
     ]
 
