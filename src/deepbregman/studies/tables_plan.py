@@ -5,7 +5,7 @@ This file needs no torch, so a wrong request is refused at once.
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -158,11 +158,7 @@ def plan_tables(options: TableOptions) -> TablePlan:
                     config = override(configs[name, data], {"seed": seed})
                     cells.append(TableCell(name, data, seed, config, parts))
     if not cells:
-        raise UserError(
-            f"--only {' '.join(options.only)}: there is no such part; a part is "
-            "ARM/DATASET/PROTOCOL, such as 'best/cifar10/*', and transfer is named by its dataset, "
-            "such as '*/*/transfer-cifar10'"
-        )
+        raise UserError(_explain_no_part(options, arms))
     return TablePlan(options, arms, tuple(cells))
 
 
@@ -200,6 +196,25 @@ def plan_parts(
     )
 
 
+def _explain_no_part(options: TableOptions, arms: Sequence[str]) -> str:
+    """Say that --only names nothing of what the other options ask for, and what that is."""
+    asked = replace(options, only=())
+    every = [plan_parts(asked, arms[0], data, is_reference=True) for data in options.data]
+    names = dict.fromkeys(
+        f"supervised with {arms[0]} alone" if part.name == "supervised" else part.name
+        for parts in every
+        for part in parts
+    )
+    words = (
+        f"--only {' '.join(options.only)}: there is no such part; a part is ARM/DATASET/PROTOCOL, "
+        f"of the arms ({', '.join(arms)}), datasets ({', '.join(map(name_dataset, options.data))}) "
+        f"and protocols ({', '.join(names)})"
+    )
+    if "transfer" in " ".join(options.only) and len(options.data) == 1:
+        words += "; transfer needs a second dataset in --data"
+    return words
+
+
 def pair_arms(arms: Sequence[str]) -> list[tuple[str, str]]:
     """List which arms are compared: all with the first, and each with those of its endings."""
     pairs = [(arm, arms[0]) for arm in arms[1:] if not arm.endswith(WITHOUT)]
@@ -219,8 +234,15 @@ def _check_options(options: TableOptions) -> None:
         )
     if not options.arms:
         raise UserError(f"no arm was named: give recipes, such as --arms {' '.join(ARMS[:3])}")
+    if not options.protocols:
+        raise UserError("no protocol was named: give some, such as --protocols knn linear")
     for name in options.protocols:
         require_known("protocol", name, PROTOCOLS)
+    if set(options.protocols) == {"transfer"} and len(options.data) == 1:
+        raise UserError(
+            "--protocols transfer goes from each dataset to every other, and --data names "
+            f"{names[0]} alone: add a second dataset"
+        )
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: there must be at least 1")
     for what, numbers in (("epochs", options.epochs), ("image-size", options.image_size)):
