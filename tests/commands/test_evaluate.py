@@ -344,6 +344,19 @@ def test_many_metrics_have_a_line_each(capsys):
     assert cells == [[metric, *["56.10 ± 1.25"] * 4] for metric in AP]
 
 
+def test_detectors_from_the_run_and_from_random_weights_have_their_difference(capsys):
+    common = {"protocol": "detect", "data": "d", "num_train": 60, "num_test": 30, "n": 3, "seed": 0}
+    common |= {"value": 1.0, "deviation": 1.0, "metric": "AP50"}
+    found = {"C4, pretrained": [50.0, 52.0, 54.0], "C4, random": [40.0, 41.0, 42.0]}
+    rows = [{**common, "variant": variant, "values": values} for variant, values in found.items()]
+    Console(width=120).print(draw_evaluation_tables(rows, "on d"))
+    *_, line, _ = capsys.readouterr().out.splitlines()
+    # Differences 10, 11 and 12; the quantile of Student's t with 2 degrees of freedom is 4.303.
+    assert [cell.strip() for cell in line.split("│")[1:-1]] == [
+        *("C4, pretrained - random", "AP50", "+11.00 ± 1.00 [+8.52, +13.48] (n=3)")
+    ]
+
+
 def test_no_two_training_images_of_a_class(evaluate, run, photos, tmp_path):
     for name in ("cats", "dogs"):
         (tmp_path / "two" / name).mkdir(parents=True)

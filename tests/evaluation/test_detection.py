@@ -140,6 +140,7 @@ def test_rows_files_and_what_is_said(run, devkit, monkeypatch):
         assert 0.0 <= row["value"] <= 100.0
         assert row["values"] == [row["value"]]
         assert row["deviation"] is None
+        assert row["details"]["proposals"] == TINY.proposals  # what else the numbers depend on
         assert row["details"]["num_loaded"] == (120 if row["variant"] == arms[0] else 0)
     assert run.result()["evaluations"] == rows
     json.dumps(rows)  # as result.json takes them

@@ -8,6 +8,7 @@ from deepbregman.terminal import format_duration
 
 from .charts import Figure, draw_evaluations, slug
 from .curves import draw_curves
+from .detection_tables import tabulate_trunks
 from .records import (
     RunGroup,
     average_references,
@@ -72,11 +73,14 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
         evaluated: add tables and charts of evaluations; a study has its own.
     """
     prefix = f"{key}-" if key else ""
-    tables = _make_keys_unique(tabulate_evaluations(groups, prefix)) if evaluated else []
+    tables: list[Table] = []
+    if evaluated:
+        tables = [*tabulate_evaluations(groups, prefix), *tabulate_trunks(groups, prefix)]
+        tables = _make_keys_unique(tables)
     sources = dict.fromkeys(measure.data for measure in list_measures(groups)) if evaluated else {}
     evaluations = [
         draw_evaluations(groups, data, table.key, table.title)
-        for data, table in zip(sources, tables, strict=True)
+        for data, table in zip(sources, tables, strict=False)  # differences follow
     ]
     curves, diagnostics = draw_curves(groups, prefix)
     names = name_datasets(groups)

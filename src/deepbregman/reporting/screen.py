@@ -13,7 +13,7 @@ from deepbregman.runs import Record
 from deepbregman.statistics import format_difference, format_spread, format_summary
 from deepbregman.terminal import count_words
 
-from . import grid_charts, grid_tables, paper_tables, searches, tables
+from . import detection_tables, grid_charts, grid_tables, paper_tables, searches, tables
 
 METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 """Titles of metrics; any other is titled by its name."""
@@ -64,7 +64,17 @@ def draw_evaluation_tables(rows: Sequence[Record], title: str) -> Group:
         many = part[0]["protocol"] in GRIDS or len({row["metric"] for row in part}) > MOST_METRICS
         return (_draw_grid if many else draw_evaluation_table)(part, title)
 
-    return Group(*map(draw, parts.values()))
+    return Group(*map(draw, parts.values()), *_draw_trunks(rows, title))
+
+
+def _draw_trunks(rows: Sequence[Record], title: str) -> list[Table]:
+    """Draw what pretraining adds to detectors, if there are both kinds."""
+    lines = [
+        [measure.variant, measure.metric, format_difference(pair)]
+        for measure, pair in detection_tables.compare_trunks([rows]).items()
+    ]
+    columns = ("detect", "metric", "points, 95 % interval")
+    return [draw_rows(f"{title}: differences seed by seed", columns, lines)] if lines else []
 
 
 def _draw_grid(rows: Sequence[Record], title: str) -> Table:

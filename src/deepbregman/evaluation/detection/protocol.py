@@ -10,7 +10,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 
 import torch
@@ -31,9 +31,10 @@ from deepbregman.training.randomness import derive_seed
 from .detectors import Detector, build_detector, load_trunk, require_fitting
 from .training import check_settings, detect_all, fine_tune
 
-ROW_OPTIONS = ("iterations", "batch_size", "learning_rate", "image_side", "norm")
-"""Options that go into the rows."""
-ALL_OPTIONS = (*ROW_OPTIONS, "regions", "proposals", "clip_gradient")
+OPTIONS = (
+    *("iterations", "batch_size", "learning_rate", "image_side", "norm", "regions", "proposals"),
+    "clip_gradient",
+)
 """Options that the numbers of a detector depend on."""
 
 
@@ -63,7 +64,7 @@ def detect(evaluation: Evaluation) -> list[Record]:
         f"{len(voc.train):,} images to train on, {len(voc.test):,} to test on: "
         f"{', '.join(voc.found)}{missing}"
     )
-    details = _select_options(evaluation, ROW_OPTIONS) | {"splits": list(voc.found)}
+    details = _select_options(evaluation) | {"splits": list(voc.found)}
     sizes = len(voc.train), len(voc.test)
     seeds: list[list[Measurement]] = []
     per_class: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -95,7 +96,7 @@ def score_detector(
         "architecture": architecture,
         "arm": trunk,
         "seed": seed,
-        **_select_options(evaluation, ALL_OPTIONS),
+        **_select_options(evaluation),
         "images": hashlib.sha256(names.encode()).hexdigest()[:16],
         "encoder": fingerprint_weights(evaluation.loaded.model.encoder),
     }
@@ -172,9 +173,9 @@ def assemble_detector(
     return detector.to(loaded.device), num_loaded
 
 
-def _select_options(evaluation: Evaluation, names: Sequence[str]) -> Record:
+def _select_options(evaluation: Evaluation) -> Record:
     options = evaluation.options.detect
-    values = {name: getattr(options, name) for name in names}
+    values = {name: getattr(options, name) for name in OPTIONS}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
