@@ -3,6 +3,9 @@
 import csv
 import io
 import re
+import shutil
+import string
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -25,6 +28,7 @@ def summary(mean: float, deviation: float | None, n: int) -> Summary:
     return {"mean": mean, "deviation": deviation, "n": n}
 
 
+SIGNS = "±×−–—²≤≥κλστφψΣ"  # noqa: RUF001  # as is meant
 TABLE = Table(
     "key",
     "Runs & more",
@@ -45,7 +49,7 @@ def test_latex():
     assert r"\begin{tabular}{lrr}" in lines
     assert r"arm & linear: k=1 & 50\% of it \\" in lines
     assert r"a\_b & $\mathbf{91.23} \pm 0.50$ & $1.00$ \\" in lines
-    assert r"\textless{}script\textgreater{} & --- & $2.00 \pm 0.12$ \\" in lines
+    assert r"\textless{}script\textgreater{} & \textemdash{} & $2.00 \pm 0.12$ \\" in lines
     published = lines.index(r"\emph{Ours (published)} & 93.2 &  \\")
     assert lines[published - 1] == r"\midrule"
     asked = to_latex(TABLE._replace(title="How many?"))  # as studies are called
@@ -89,8 +93,34 @@ def test_remarks_stand_after_the_name():
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=30))
 def test_escaped_words_hold_no_character_that_latex_acts_on(words):
-    known = r"\\textbackslash\{\}|\\text\w+\{\}|\\[&%$#_{}]|\$\\pm\$|\$\\kappa\$"
-    assert not set(re.sub(known, "", escape_latex(words))) & set("&%$#_{}~^\\<>|\n")
+    known = r"\\text\w+\{\}|\\[&%$#_{}]|\{[\[*]\}|-\{\}|\$(\\\w+|-|\^2)\$"
+    rest = re.sub(known, "", escape_latex(words))
+    assert not set(rest) & set("&%$#_{}~^\\<>|[*")
+    assert rest.isprintable()  # pdflatex stops at a control character
+    assert "--" not in escape_latex(words)  # it would print one dash
+
+
+def test_signs_of_the_paper_are_written_for_every_latex():
+    assert escape_latex(SIGNS).isascii()
+    assert escape_latex("κ ≥ 20 ± σ²") == r"$\kappa$ $\geq$ 20 $\pm$ $\sigma$$^2$"
+    assert escape_latex("run --data 'x*' [y]") == r"run -{}-data 'x{*}' {[}y]"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
+def test_latex_compiles(tmp_path):
+    r"""A row that begins with [ or * would be an argument of the \\ before it."""
+    names = [SIGNS, string.printable, "[1pt]", "*", "a\x00\x1b\u200b\ufeffb", "", "é ü ß"]
+    rows = tuple(Row(name, (Cell(text=name), TABLE.rows[0].cells[0])) for name in names)
+    table = to_latex(TABLE._replace(rows=(*TABLE.rows, *rows), caption=SIGNS))
+    file = tmp_path / "table.tex"
+    file.write_text(
+        "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n"
+        f"{table}\\end{{document}}\n",
+        encoding="utf-8",
+    )
+    words = ("pdflatex", "-draftmode", "-halt-on-error", "-interaction=nonstopmode", file.name)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
 
 
 def test_csv_is_read_back_to_the_bit():

@@ -1,9 +1,11 @@
 """Tables of the page as data, written three ways: cells for HTML, CSV and LaTeX."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from deepbregman.errors import make_printable
 from deepbregman.files import format_csv
 from deepbregman.runs import Record
 from deepbregman.statistics import Summary, format_signed, summarise
@@ -35,16 +37,30 @@ REFERENCE_CAPTION = (
 )
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{character: f"{{{character}}}" for character in "[*"},  # else arguments of the line's end
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
+    "—": r"\textemdash{}",
+    "\N{EN DASH}": r"\textendash{}",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{MULTIPLICATION SIGN}": r"$\times$",
     "±": r"$\pm$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "²": "$^2$",
     "κ": r"$\kappa$",
-    "—": "---",
+    "λ": r"$\lambda$",
+    "σ": r"$\sigma$",  # noqa: RUF001  # Greek, as is meant
+    "τ": r"$\tau$",
+    "φ": r"$\phi$",
+    "ψ": r"$\psi$",
+    "Σ": r"$\Sigma$",
 }
+"""What pdflatex acts on, or lacks; names in other scripts stay, and need LuaLaTeX with a font."""
 
 
 class Cell(NamedTuple):
@@ -140,7 +156,9 @@ class Table(NamedTuple):
 
 def escape_latex(words: str) -> str:
     """Write words so that LaTeX prints them as they are."""
-    return "".join(_LATEX.get(character, character) for character in " ".join(words.split()))
+    plain = make_printable(" ".join(words.split()))
+    escaped = "".join(_LATEX.get(character, character) for character in plain)
+    return re.sub("-(?=-)", "-{}", escaped)  # two would be joined to a dash
 
 
 def to_latex(table: Table) -> str:
