@@ -49,6 +49,26 @@ def test_published_values_stand_apart(tables):
     assert r"\emph{91.8}" in to_latex(table)
 
 
+def test_a_published_method_has_one_column():
+    """Of two columns of one name a table on the terminal would show one, twice."""
+    found = [
+        quantity("linear", "cached features", "top1", data="imagenet"),
+        quantity("semi", "1 % labels, from encoder", "top1", data="imagenet"),
+        quantity("semi", "1 % labels, supervised", "top1", data="imagenet"),
+    ]
+    results: Record = {"arms": ["simclr", "best"], "pairs": [], "runs": [], "quantities": found}
+    table = next(t for t in tabulate_quantities(results) if t.key == "imagenet-accuracy")
+    assert len(set(table.columns)) == len(table.columns)
+    rows = [dict(zip(table.columns, row.cells, strict=True)) for row in table.rows]
+    shown = [
+        [row[f"published: {method}"].text for row in rows]
+        for method in ("SimCLR", "PIRL", "the paper's method", "Supervised")
+    ]
+    assert shown == [
+        *(["69.3", "48.3", ""], ["63.6", "", ""], ["72.6", "53.5", ""], ["", "", "25.4"])
+    ]
+
+
 def test_unequal_numbers_of_seeds_are_said():
     """One seed has no deviation; of several, only those with fewer than most say their number."""
     deviations = {1: None, 2: 0.5, 3: 0.5}

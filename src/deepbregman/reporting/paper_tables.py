@@ -116,18 +116,19 @@ def _list_used_arms(results: Record, rows: Sequence[Record]) -> list[str]:
 
 def _tabulate_values(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:
     arms, published = _list_used_arms(results, found), _list_published(found)
+    methods = list(dict.fromkeys(method for method, _ in published))
     rows = []
     for quantity in found:
         cells = [make_cell(quantity["arms"].get(arm)) for arm in arms]
         seeds = [cell.summary["n"] if cell.summary else 0 for cell in cells]
         cells = mark_best(cells, seeds)
-        known = {(e.method, e.conditions): e.value for e in find_published(Measure.of(quantity))}
+        known = {entry.method: entry.value for entry in find_published(Measure.of(quantity))}
         cells += [
-            Cell(text=f"{known[column]:.1f}" if column in known else "", is_published=True)
-            for column in published
+            Cell(text=f"{known[method]:.1f}" if method in known else "", is_published=True)
+            for method in methods
         ]
         rows.append(Row(_name_quantity(quantity), tuple(cells)))
-    columns = [*arms, *(f"published: {method}" for method, _ in published)]
+    columns = [*arms, *(f"published: {method}" for method in methods)]
     tests = ", ".join(f"{n:,}" for n in sorted({quantity["num_test"] for quantity in found}))
     caption = f"Per cent; mean ± sample deviation over seeds, {count_seeds(rows)}, for these "
     caption += f"{tests} test images"
