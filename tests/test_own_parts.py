@@ -43,7 +43,7 @@ from deepbregman.objectives import (
     ViewGroups,
     build_step,
 )
-from deepbregman.objectives.own import _check_hooks
+from deepbregman.objectives.own import _check_methods
 from deepbregman.runs import Run
 from deepbregman.training import loop, planning
 from deepbregman.training.callbacks import collect_metrics
@@ -450,6 +450,12 @@ class Misspelt(Agreement):
     def after_steps(self, progress: float) -> None: ...
 
 
+class Unsampled(Agreement):
+    """Does not take the samples."""
+
+    def forward(self, views: ViewGroups[Tensor], gather: Any) -> Outputs: ...
+
+
 def test_a_method_may_have_names_like_those_that_training_calls():
     class Both(Misspelt):
         metric = "cosine"
@@ -460,9 +466,9 @@ def test_a_method_may_have_names_like_those_that_training_calls():
 
         def _draw(self) -> None: ...
 
-    _check_hooks(Both)
+    _check_methods(Both)
     with pytest.raises(UserError, match="after_steps"):
-        _check_hooks(Misspelt)
+        _check_methods(Misspelt)
 
 
 @pytest.mark.parametrize(
@@ -483,6 +489,10 @@ def test_a_method_may_have_names_like_those_that_training_calls():
         (
             lambda encoder, widths: Misspelt(encoder, widths),
             "Misspelt has a method after_steps, .* it calls after_step: rename it",
+        ),
+        (
+            lambda encoder, widths: Unsampled(encoder, widths),
+            r"Unsampled.forward has .* self, views, gather: .*\(views, gather, samples\)",
         ),
     ],
 )

@@ -4,6 +4,7 @@ from .commands.embed import embed as embed
 from .commands.evaluate import evaluate as evaluate
 from .commands.explore import explore as explore
 from .commands.export import export as export
+from .commands.label import draw_first_images as draw_first_images
 from .commands.label import label as label
 from .commands.pretrain import pretrain as pretrain
 from .commands.pretrain import resume as resume
@@ -14,6 +15,11 @@ from .data.own import own_data as own_data
 from .errors import Notice as Notice
 from .errors import UserError as UserError
 from .evaluation.clustering import bregman_clusters as bregman_clusters
+from .evaluation.options import Detect as Detect
+from .evaluation.options import Few as Few
+from .evaluation.options import Ood as Ood
+from .evaluation.options import Semi as Semi
+from .evaluation.options import Tuning as Tuning
 from .exporting.loading import load_encoder as load_encoder
 from .method.bregman import bregman as bregman
 from .method.bregman import divergence as divergence

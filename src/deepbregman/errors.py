@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Collection, Iterable
+from numbers import Integral
 from typing import Any
 
 _NO_ROOM = dict.fromkeys(
@@ -74,6 +75,12 @@ def require_list(what: str, names: object) -> None:
     """Refuse a text where a list is meant: its letters would be taken for names."""
     if isinstance(names, str):
         raise UserError(f"{what} is {names!r}: give a list, as [{names!r}]")
+
+
+def require_whole(what: str, value: object, low: int) -> None:
+    """Refuse what is not a whole number from ``low`` on."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
+        raise UserError(f"{what} is {value!r}: it must be a whole number, {low} or more")
 
 
 def abbreviate(value: Any) -> str:

@@ -319,8 +319,24 @@ def test_times_as_people_write_them(text, seconds):
     assert parse_budget(text) == seconds
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_program_names_images_as_the_command_does(photos, tmp_path, kind):
+    changes = {"training.epochs": 1, "training.tensorboard": False, "training.knn_every": 0}
+    changes |= {"encoder.name": "small", "encoder.projection_hidden": 16}
+    run = pretrain(kind(photos), run=tmp_path / "run", changes=changes)
+    assert run.config.data.source == str(photos)
+    assert run.config == pretrain("auto", data=photos, run=run.path, changes=changes).config
+
+
+@pytest.mark.parametrize("recipe", ["", "my_photoz"])
+def test_a_program_is_told_of_a_name_that_is_nothing(recipe, tmp_path):
+    with pytest.raises(UserError, match=f"'{recipe}' is neither a folder of images"):
+        pretrain(recipe, run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_program_is_told_how_to_name_images_and_times(photos, tmp_path):
     with pytest.raises(UserError, match=r"is a folder: name a recipe, .* in Python data="):
-        pretrain(str(photos), run=tmp_path / "run")
+        pretrain(str(photos), data="digits", run=tmp_path / "run")
     with pytest.raises(UserError, match="--budget 30: it must be a time above 0 with its unit"):
         pretrain("auto", data=photos, budget=30, run=tmp_path / "run")

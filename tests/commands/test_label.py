@@ -14,7 +14,7 @@ from PIL import Image
 from rich.console import Console
 
 import deepbregman
-from deepbregman.commands.label import _find_surprises, draw, show
+from deepbregman.commands.label import _find_surprises, draw_first_images, show
 from deepbregman.commands.pretrain import pretrain, suggest_next
 from deepbregman.config import override
 from deepbregman.data.labels import read_labels
@@ -181,12 +181,14 @@ def test_the_picture_numbers_the_lines_of_the_table(run, tmp_path, monkeypatch):
     """Names are cut to the width of an image, so a number says which line is which."""
     drawn = []
     monkeypatch.setattr(sheets, "write_contact_sheet", lambda path, panels: drawn.extend(panels))
-    found = draw(run.path, out=tmp_path / "few.csv", sheet=tmp_path / "few.png", suggest=3)
+    found = draw_first_images(
+        run.path, out=tmp_path / "few.csv", sheet=tmp_path / "few.png", suggest=3
+    )
     (strip,) = drawn[0].strips
     assert strip.title == "label these first, in the order of few.csv"
     lines = [(str(place), (name,)) for place, name in enumerate(found.names, start=1)]
     assert [(tile.title, tile.lines) for tile in strip.tiles] == lines
-    more = draw(run.path, out=tmp_path / "more.csv", suggest=5)
+    more = draw_first_images(run.path, out=str(tmp_path / "more.csv"), suggest=5)
     assert more.names[:3] == found.names  # as the guide says
 
 

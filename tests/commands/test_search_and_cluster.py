@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import normalized_mutual_info_score
 
-from deepbregman import cluster, embed, evaluate, search
+from deepbregman import cluster, duplicates, embed, evaluate, search
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import override
 from deepbregman.errors import Notice, UserError
@@ -62,6 +62,28 @@ def plain(short_config, flat, tmp_path_factory) -> Run:
     changes = {"divergence.weight": 0.0, "training.epochs": 1, "training.batch_size": 8}
     config = override(short_config, {**changes, "data.source": str(flat), "data.image_size": 8})
     return pretrain(config, run=tmp_path_factory.mktemp("runs") / "plain")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda run: search(run, ["red-1.png"], k="3"), "k is '3': it must be a whole number"),
+        (lambda run: search(run, ["red-1.png"], k=True), "k is True"),
+        (lambda run: cluster(run, "2"), "clusters is '2': it must be from 2 to 30"),
+        (lambda run: cluster(run, 2, seeds=1.5), "seeds is 1.5: it must be a whole number"),
+        (lambda run: duplicates(run, threshold="0.9"), "threshold is '0.9': a cosine must"),
+        (lambda run: evaluate(run, epochs="3"), "epochs is '3': it must be a whole number"),
+        (lambda run: evaluate(run, semi={"labels": 1}), "must be an object of the class Semi"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused_in_python(plain, call, words):
+    with pytest.raises(UserError, match=words):
+        call(plain)
+
+
+def test_a_count_may_be_a_number_of_numpy(plain):
+    found = search(plain, ["red-1.png"], k=np.int64(2))
+    assert len(found.answers[0].hits["cosine"]) == 2
 
 
 @pytest.fixture

@@ -201,6 +201,20 @@ def test_a_file_beside_it_says_how_pixels_were_normalised(
     assert encoder.deviation.flatten().tolist() == pytest.approx(DEVIATION)
 
 
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_saved_encoder_has_the_normalisation_of_its_pixels(resnet, tmp_path, suffix):
+    saved = start(resnet, "random").objective.encoder
+    saved.mean.fill_(0.25)
+    saved.deviation.fill_(0.125)
+    path = tmp_path / f"encoder{suffix}"
+    save = torch.save if suffix == ".pth" else safetensors.torch.save_file
+    save(saved.state_dict(), path)
+    encoder = start(resnet, path).objective.encoder
+    assert_equal(encoder.state_dict(), saved.state_dict())
+    config = override(resnet, {"encoder.weights": str(path)})
+    assert find_weights(config).describe(config) == str(path)  # no note on unknown pixels
+
+
 def test_torchvision_by_name(resnet, classifier, monkeypatch):
     asked = {}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError
+from deepbregman.errors import require_whole
 from deepbregman.reporting.screen import draw_metrics, draw_rows, format_distance
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import (
@@ -91,8 +91,7 @@ def cluster(
         check_new_file(out, ".csv")
         for method in ("features", "divergence"):
             check_new_file(_name_sheet(out, method), ".png")
-    if seeds < 1:
-        raise UserError(f"seeds is {seeds}: it must be at least 1")
+    require_whole("seeds", seeds, 1)
     check_picture(run, data, source, out)
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.clustering import cluster_images

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
+from deepbregman.config.rules import has_type
 from deepbregman.errors import UserError, notify
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeFloat, MaybePath, MaybeText, count_words, ignore_progress, say
@@ -66,8 +67,8 @@ def duplicates(
     """
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")
-    if threshold is not None and not 0.0 < threshold <= 1.0:
-        raise UserError(f"threshold is {threshold}: a cosine must be above 0 and at most 1")
+    if threshold is not None and not (has_type(threshold, float) and 0.0 < threshold <= 1.0):
+        raise UserError(f"threshold is {threshold!r}: a cosine must be above 0 and at most 1")
     check_picture(run, data, source, sheet, "sheet")
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.duplicates import find_duplicates

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, require_whole
 from deepbregman.reporting.screen import draw_rows
 from deepbregman.runs import Run, check_new_file, is_complete
 from deepbregman.terminal import MaybePath, MaybeText, count_words, ignore_progress, join_words, say
@@ -104,13 +104,13 @@ def label(
     """
     if labels is None:
         raise UserError(
-            "label needs labels for a few images, as --labels few.csv; to begin, "
-            "`deepbregman label RUN --out few.csv --sheet few.png` draws images at random to label"
+            "label needs labels for a few images, as --labels few.csv; to begin, `deepbregman "
+            "label RUN --out few.csv --sheet few.png`, in Python draw_first_images, draws images "
+            "at random to label"
         )
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")
-    if suggest < 0:
-        raise UserError(f"suggest is {suggest}: it must be 0 or more")
+    require_whole("suggest", suggest, 0)
     check_picture(run, data, source, sheet, "sheet")
     from deepbregman.data.labels import read_labels, refuse_names
 
@@ -166,7 +166,7 @@ class FirstImages(NamedTuple):
     """The dataset, if it is not the run's own."""
 
 
-def draw(
+def draw_first_images(
     run: Annotated[RunFolder, tyro.conf.Positional],
     *,
     out: Path,
@@ -193,23 +193,23 @@ def draw(
     """
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")
-    if suggest < 1:
-        raise UserError(f"suggest is {suggest}: it must be at least 1")
+    require_whole("suggest", suggest, 1)
     check_picture(run, data, None, sheet, "sheet")
     images = open_images(run, data, None, accelerator, devices, None, skip_unreadable)
     from deepbregman.evaluation.labelling import draw_images
     from deepbregman.files import create_csv
 
+    out, sheet = Path(out), None if sheet is None else Path(sheet)
     drawn = draw_images(images, suggest, seed)
     create_csv(out, [{"image": image.name, "label": ""} for image in drawn])
     if sheet is not None:
         words = [("", image.name) for image in drawn]
-        _write_images(Path(sheet), f"label these first, in the order of {out.name}", drawn, words)
+        _write_images(sheet, f"label these first, in the order of {out.name}", drawn, words)
     names = tuple(image.name for image in drawn)
     return FirstImages(names, out, sheet, images.loaded.run.path, images.other_data)
 
 
-def show_draw(found: FirstImages, console: Console) -> None:
+def show_draw_first_images(found: FirstImages, console: Console) -> None:
     """Say what to do with the table."""
     images = count_words(len(found.names), "image")
     say(console, f"wrote {found.table}: {images} to label first, drawn at random")
@@ -234,7 +234,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
     of_label = {"--labels", "--by", "--balanced", "-h", "--help"}
     if "--out" not in options or options & of_label:
         return label, program, words
-    return draw, program, words
+    return draw_first_images, program, words
 
 
 def show(found: "Labelling", console: Console) -> None:

@@ -41,6 +41,7 @@ from .pretrain_options import (
     insert_auto,
     list_fields,
     list_words_of_new_runs,
+    names_images,
     read_request,
     read_settings,
 )
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    recipe: str | Config,
+    recipe: str | Path | Config,
     *,
     data: PythonOnly[Any] = None,
     run: MaybePath = None,
@@ -83,7 +84,8 @@ def pretrain(
     --resume RUN
 
     Args:
-        recipe: Name of a recipe, a .toml file, or a configuration.
+        recipe: Name of a recipe, a .toml file, or a configuration; or images, as in the first
+            word of the command: a folder, an .npz file or a dataset, for the recipe auto.
         data: A dataset instead of the recipe's: digits, cifar10, a folder, an .npz file; or images
             of your program, as :func:`own_data` takes them: a uint8 array or tensor, with labels in
             a pair (images, labels), or a map-style dataset.
@@ -114,6 +116,10 @@ def pretrain(
     Returns:
         The finished run; give its ``path`` to :func:`load_encoder`.
     """
+    if isinstance(recipe, str | Path):
+        recipe = str(recipe)
+        if data is None and "data.source" not in (changes or {}) and names_images(recipe):
+            recipe, data = AUTO, recipe
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe
     _check_callbacks(callbacks)
     given, images = {**_mark_own(encoder, augment, objective), **(changes or {})}, None

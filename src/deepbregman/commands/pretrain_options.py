@@ -94,37 +94,48 @@ def insert_auto(words: list[str]) -> list[str]:
     has_data = bool(options & {"--data", "--data.source"})
     if not words or words[0].startswith("-"):
         return [AUTO, *words] if has_data else words
-    path = Path(words[0])
-    if words[0] in recipes():
-        if not has_data:
-            tell_of_folder(words[0], "recipe")
+    if words[0] in recipes() and not has_data:
+        tell_of_folder(words[0], "recipe")
+    spaced = " ".join(takewhile(lambda word: not word.startswith("-"), words))
+    if not names_images(words[0], spaced):
         return words
-    if path.suffix == ".toml":
-        return words
+    _refuse_second_name(words)
+    return [AUTO, "--data", *words]
+
+
+def names_images(word: str, spaced: str = "") -> bool:
+    """Return whether a word names images; otherwise it names a recipe or a .toml file.
+
+    A word that names neither is refused.
+
+    Args:
+        spaced: the same word with those after it, in case it is a name with spaces.
+    """
+    path = Path(word)
+    if word in recipes() or path.suffix == ".toml":
+        return False
     from deepbregman.data.datasets import DATASETS, FILE_SUFFIXES
     from deepbregman.data.stored import HUB
 
-    stored = path.suffix.lower() in FILE_SUFFIXES or words[0].startswith(HUB)
     if is_run(path):
-        again = f"deepbregman pretrain --resume {shlex.quote(words[0])}"
+        again = f"deepbregman pretrain --resume {shlex.quote(word)}"
         raise UserError(
-            f"{words[0]!r} is a run, not a folder of images: `{again}` continues it; to train "
+            f"{word!r} is a run, not a folder of images: `{again}` continues it; to train "
             f"longer from its weights: {suggest_longer(path)}"
         )
-    if words[0] in DATASETS:
-        tell_of_folder(words[0], "dataset")
-    if words[0] in DATASETS or path.is_dir() or stored:
-        _refuse_second_name(words)
-        return [AUTO, "--data", *words]
+    if word in DATASETS:
+        tell_of_folder(word, "dataset")
+    is_stored = path.suffix.lower() in FILE_SUFFIXES or word.startswith(HUB)
+    if word in DATASETS or (word and path.is_dir()) or is_stored:
+        return True
     known = [*recipes(), *DATASETS]
     with suppress(OSError):  # there may be no such folder, or none that can be read
         known += [str(other) for other in path.parent.iterdir() if other.is_dir()]
-    hint = suggest(words[0], known)
-    spaced = " ".join(takewhile(lambda word: not word.startswith("-"), words))
-    if spaced != words[0] and Path(spaced).exists():
+    hint = suggest(word, known)
+    if spaced not in ("", word) and Path(spaced).exists():
         hint = f"; a name with spaces must be in quotes: {shlex.quote(spaced)}"
     raise UserError(
-        f"{words[0]!r} is neither a folder of images or a file of many, nor a dataset "
+        f"{word!r} is neither a folder of images or a file of many, nor a dataset "
         "(`deepbregman data list`), a recipe (`deepbregman recipes`) or a .toml file"
         f"{hint}"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError, require_list
+from deepbregman.errors import UserError, require_list, require_whole
 from deepbregman.reporting.screen import draw_hits, format_distance
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ignore_progress, say
@@ -78,8 +78,7 @@ def search(
     """
     require_list("queries", queries)
     check_new_file(out, ".png")
-    if k < 1:
-        raise UserError(f"k is {k}: it must be at least 1")
+    require_whole("k", k, 1)
     if not queries:
         raise UserError(
             "search needs an image: give --query FILE, or an image of the dataset such as "

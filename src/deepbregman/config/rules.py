@@ -123,7 +123,8 @@ def describe(hint: Any) -> str:
         if items[-1] is Ellipsis:
             return f"a list, each item {describe(items[0])}"
         return f"a list of {len(items)} items, each {describe(items[0])}"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint) or f"an object of the class {hint.__name__}"
 
 
 def accept(value: Any, hint: Any) -> Any:

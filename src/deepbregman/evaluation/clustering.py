@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple
 
@@ -378,10 +379,10 @@ def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> i
     if clusters is None:
         few = max(2, min(MOST_BY_DEFAULT, math.isqrt(num_images)))
         clusters = num_classes if num_classes > 1 else few
-    if not 2 <= clusters <= num_images:
+    if not isinstance(clusters, Integral) or not 2 <= clusters <= num_images:
         raise UserError(
-            f"clusters is {clusters}: it must be from 2 to {num_images}, the number of images; one "
-            "cluster would hold them all"
+            f"clusters is {clusters!r}: it must be from 2 to {num_images}, the number of images; "
+            "one cluster would hold them all"
         )
     return clusters
 

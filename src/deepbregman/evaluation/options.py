@@ -13,9 +13,8 @@ from deepbregman.config.rules import (
     Range,
     Section,
     Whole,
-    has_type,
 )
-from deepbregman.errors import UserError, require_known
+from deepbregman.errors import UserError, require_known, require_whole
 from deepbregman.terminal import MaybePath
 
 Architecture = Literal["c4", "fpn"]
@@ -156,8 +155,8 @@ class Options(Section, table=""):
     ood: Ood = Ood()
 
     def __post_init__(self) -> None:
-        if self.epochs is not None and not (has_type(self.epochs, int) and self.epochs >= 0):
-            raise UserError(f"epochs is {self.epochs!r}: it must be 0 or more")
+        if self.epochs is not None:
+            require_whole("epochs", self.epochs, 0)
         super().__post_init__()
         self._check_protocols()
         if self.seed + self.seeds > 2**32:

@@ -221,9 +221,7 @@ def _read_checkpoint(path: Path) -> StartingWeights:
 def _read_safetensors(path: Path) -> StartingWeights:
     with _explain_damage(path), safetensors.safe_open(path, "pt") as file:
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
-    if all(name.startswith("trunk.") or name in PIXELS for name in state):  # an export of ours
-        return _take_trunk(state, str(path), {"from": str(path)})
-    return StartingWeights(state, str(path), {"from": str(path)}, _read_pixels(path))
+    return _take_file(state, path)
 
 
 def _read_torch_file(path: Path) -> StartingWeights:
@@ -252,7 +250,14 @@ def _read_torch_file(path: Path) -> StartingWeights:
         )
         if not named or not found:
             raise ValueError("it holds no dictionary of tensors by name")
-    return StartingWeights(found, str(path), {"from": str(path)}, _read_pixels(path))
+    return _take_file(found, path)
+
+
+def _take_file(state: Weights, path: Path) -> StartingWeights:
+    """Take the tensors of a file; an encoder of ours has the normalisation of pixels among them."""
+    if all(name.startswith("trunk.") or name in PIXELS for name in state):
+        return _take_trunk(state, str(path), {"from": str(path)})
+    return StartingWeights(state, str(path), {"from": str(path)}, _read_pixels(path))
 
 
 def _read_pixels(path: Path) -> tuple[Tensor, Tensor] | None:
