@@ -1,17 +1,18 @@
 """How Sphinx builds the site: ``make docs``. The pages are the Markdown files of this folder."""
 
+import dataclasses
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from sphinx.application import Sphinx
 
 import deepbregman
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference import describe_command_line, describe_python, describe_signature
+from reference import describe_command_line, describe_python, describe_signature, list_public_names
 
 project = "deepbregman"
 author = "The deepbregman maintainers"
@@ -65,7 +66,15 @@ def shorten_signature(
     return describe_signature(called), returned
 
 
+def simplify_fields() -> None:
+    """Show the types of fields without the rules that are attached to them."""
+    public = (getattr(deepbregman, name) for name in list_public_names())
+    for kind in filter(dataclasses.is_dataclass, public):
+        kind.__annotations__ = kind.__init__.__annotations__ = get_type_hints(kind)
+
+
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
+    simplify_fields()
     app.connect("source-read", prepare_page)
     app.connect("autodoc-process-signature", shorten_signature)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ForwardRef, get_args, get_origin
 
 import deepbregman
 from deepbregman.cli import COMMANDS, main
+from deepbregman.evaluation import options
 
 WIDTH = 90
 """Characters of a line of code that fit on a page of the site."""
@@ -101,7 +102,11 @@ def describe_python() -> str:
 
 
 def _describe_name(name: str) -> str:
-    if isinstance(getattr(deepbregman, name), type):
+    public = getattr(deepbregman, name)
+    if public.__module__ == options.__name__:
+        words = "The `help of evaluate <command_line.html#evaluate>`_ explains each of them."
+        return f".. autoclass:: deepbregman.{name}\n\n   {words}\n\n"
+    if isinstance(public, type):
         return f".. autoclass:: deepbregman.{name}\n   :members:\n\n"
     return f".. autofunction:: deepbregman.{name}\n\n"
 
