@@ -207,6 +207,13 @@ def save_photos(folder: Path, count: int, size: tuple[int, int], ending: str = "
     return folder
 
 
+def normal(*shape: int, seed: int = 0) -> "Tensor":
+    """Return normal numbers in float64, the same every time for a seed."""
+    import torch
+
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 @pytest.fixture(scope="session")
 def short_config() -> Config:
     return override(load_recipe("digits"), SHORT)

@@ -15,22 +15,19 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.ood import auroc, draw_noise, list_distances, mahalanobis_to
 from deepbregman.evaluation.options import Ood
 
+from ..conftest import normal
 from .conftest import with_gaps
 
 
-def draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
-
-
 def test_the_area_is_the_share_of_pairs_in_the_right_order():
-    inside, outside = draw(30, seed=0).round(decimals=1), draw(20, seed=1).round(decimals=1) + 0.3
+    inside, outside = normal(30).round(decimals=1), normal(20, seed=1).round(decimals=1) + 0.3
     pairs = [(a < b) + 0.5 * (a == b) for a in inside.tolist() for b in outside.tolist()]
     assert auroc(inside, outside) == pytest.approx(100 * sum(pairs) / len(pairs))
     assert auroc(torch.zeros(4), torch.ones(3)) == 100.0
 
 
 def test_mahalanobis_to_one_gaussian_is_scikit_learns():
-    train, points = draw(60, 5, seed=2) * torch.tensor([1.0, 2, 3, 0.1, 1]), draw(7, 5, seed=3)
+    train, points = normal(60, 5, seed=2) * torch.tensor([1.0, 2, 3, 0.1, 1]), normal(7, 5, seed=3)
     distance = mahalanobis_to(train, torch.zeros(60, dtype=torch.int64), 1)
     expected = EmpiricalCovariance().fit(train.numpy()).mahalanobis(points.numpy())
     assert distance(points).tolist() == pytest.approx(expected.tolist(), rel=1e-3)
@@ -38,7 +35,7 @@ def test_mahalanobis_to_one_gaussian_is_scikit_learns():
 
 def test_mahalanobis_to_classes_takes_the_nearest_of_one_covariance():
     labels = torch.arange(60) % 3
-    train, points = draw(60, 4, seed=4) + 3.0 * labels[:, None], draw(7, 4, seed=5) + 2.0
+    train, points = normal(60, 4, seed=4) + 3.0 * labels[:, None], normal(7, 4, seed=5) + 2.0
     means = torch.stack([train[labels == label].mean(dim=0) for label in range(3)])
     inverse = torch.linalg.inv(torch.cov((train - means[labels]).T, correction=0))
     expected = [
@@ -49,7 +46,7 @@ def test_mahalanobis_to_classes_takes_the_nearest_of_one_covariance():
 
 def test_without_any_variance_the_distance_is_euclidean():
     """Such as with one training image of each class, or images that are all the same."""
-    train, points = draw(3, 4, seed=6), draw(7, 4, seed=7)
+    train, points = normal(3, 4, seed=6), normal(7, 4, seed=7)
     nearest = torch.cdist(points, train).square().amin(dim=1)
     found = mahalanobis_to(train, torch.arange(3), 3)(points)
     assert found.tolist() == pytest.approx(nearest.tolist(), rel=1e-5)

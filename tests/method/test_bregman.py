@@ -29,11 +29,9 @@ from deepbregman.method.bregman import (
     squared_euclidean,
 )
 
+from ..conftest import normal
+
 PAPER_KERNELS = ("gaussian", "inverse", "sqrt", "linear", "arccot")
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @st.composite

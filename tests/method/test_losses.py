@@ -19,9 +19,7 @@ from deepbregman.method.losses import (
     usage_entropy,
 )
 
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from ..conftest import normal
 
 
 def cosine(a: Tensor, b: Tensor) -> float:

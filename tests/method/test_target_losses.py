@@ -19,10 +19,7 @@ from deepbregman.method.losses import (
     paired_cosines,
 )
 
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+from ..conftest import normal
 
 
 def cosine(a: Tensor, b: Tensor) -> float:

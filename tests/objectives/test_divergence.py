@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from deepbregman.config import DivergenceSettings, load_recipe, override
 from deepbregman.method.losses import divergence_loss, info_nce, nt_xent, usage_entropy
@@ -12,11 +12,8 @@ from deepbregman.objectives import Outputs, Step, ViewGroups, build_step
 from deepbregman.objectives.divergence import DivergenceTerm
 from deepbregman.training.optimisers import build_optimiser
 
+from ..conftest import normal
 from .methods import name_terms
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def term(**settings: Any) -> DivergenceTerm:

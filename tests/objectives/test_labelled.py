@@ -4,21 +4,16 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from deepbregman.errors import UserError
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.step import gather_alone
 from deepbregman.objectives.supcon import sup_con
 
+from ..conftest import normal
 from .methods import configure, draw_views
 
 LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3])
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
 def test_supcon_is_its_formula():

@@ -20,12 +20,8 @@ from deepbregman.objectives.dim import info_nce_of_places, jensen_shannon
 from deepbregman.objectives.step import gather_alone
 from deepbregman.objectives.teacher import Teacher
 
+from ..conftest import normal
 from .methods import configure, draw_views
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
 def dot(a: list[float], b: list[float]) -> float:

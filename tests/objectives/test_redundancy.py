@@ -14,10 +14,7 @@ from deepbregman.objectives.step import gather_alone
 from deepbregman.objectives.vicreg import covariance, lack_of_variance
 from deepbregman.objectives.wmse import whiten
 
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
+from ..conftest import normal
 
 
 def mean(values: list[float]) -> float:

@@ -12,12 +12,8 @@ from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.ssl_hsic import dependence_on_image, fourier_features, self_dependence
 from deepbregman.objectives.step import gather_alone
 
+from ..conftest import normal
 from .methods import configure, draw_views
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
 def drawn(num_features: int, width: int) -> Tensor:

@@ -18,10 +18,7 @@ from deepbregman.training.diagnostics import (
     uniformity,
 )
 
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+from ..conftest import normal
 
 
 def make_step(smoothing: float = 0.0, num_subnetworks: int = 4, weight: float = 1.0) -> Step:

@@ -29,10 +29,7 @@ from deepbregman.training.diagnostics import (
 )
 from deepbregman.training.health import Health, judge, should_stop
 
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+from ..conftest import normal
 
 
 def naive_count(spectrum: list[float]) -> float:

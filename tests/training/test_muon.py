@@ -8,17 +8,15 @@ from deepbregman.config import OptimiserSettings, load_recipe, override
 from deepbregman.objectives import Group
 from deepbregman.training.optimisers import Muon, build_optimiser, orthogonalise, set_learning_rates
 
+from ..conftest import normal
+
 CPU = torch.device("cpu")
 QUINTIC = (3.4445, -4.7750, 2.0315)  # of Jordan et al.
 
 
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def test_singular_values_come_near_one_and_vectors_stay():
     for shape in ((2, 6, 10), (2, 10, 6)):
-        matrices = draw(*shape)
+        matrices = normal(*shape)
         found = orthogonalise(matrices, 8, Muon.COEFFICIENTS)
         values = torch.linalg.svdvals(found)
         assert values.min() > 0.6
@@ -30,7 +28,7 @@ def test_singular_values_come_near_one_and_vectors_stay():
 
 
 def test_one_iteration_is_the_quintic_of_the_singular_values():
-    matrix = draw(1, 4, 7)
+    matrix = normal(1, 4, 7)
     a, b, c = QUINTIC
     left, values, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
     changed = a * values + b * values**3 + c * values**5
@@ -52,11 +50,11 @@ def step_by_hand(weight: Tensor, gradients: list[Tensor], rate: float) -> Tensor
 
 
 def test_convolutions_turn_and_the_rest_descends_as_sgd():
-    convolutions = [nn.Parameter(draw(4, 3, 2, 2, seed=i)) for i in range(2)]
-    convolutions.append(nn.Parameter(draw(8, 4, 1, 1, seed=2)))
+    convolutions = [nn.Parameter(normal(4, 3, 2, 2, seed=i)) for i in range(2)]
+    convolutions.append(nn.Parameter(normal(8, 4, 1, 1, seed=2)))
     # The weights of a layer, and those of subnetworks, which have three dimensions.
     dense, twins = (
-        [nn.Parameter(draw(*shape, seed=9)) for shape in ((5, 4), (5, 4, 3))] for _ in range(2)
+        [nn.Parameter(normal(*shape, seed=9)) for shape in ((5, 4), (5, 4, 3))] for _ in range(2)
     )
     names = [(f"convolution{i}.weight", weight) for i, weight in enumerate(convolutions)]
     settings = OptimiserSettings(
@@ -68,13 +66,13 @@ def test_convolutions_turn_and_the_rest_descends_as_sgd():
     for group in optimiser.param_groups:
         group["lr"] = 0.5 * group["rate"]
     starts = [weight.detach().clone() for weight in convolutions]
-    gradients = [[draw(*w.shape, seed=50 + 10 * i + s) for s in range(3)] for i, w in
+    gradients = [[normal(*w.shape, seed=50 + 10 * i + s) for s in range(3)] for i, w in
                  enumerate(convolutions)]  # fmt: skip
     for s in range(3):
         for weight, each in zip(convolutions, gradients, strict=True):
             weight.grad = each[s].clone()
         for weight, twin in zip(dense, twins, strict=True):
-            weight.grad = draw(*weight.shape, seed=90 + s)
+            weight.grad = normal(*weight.shape, seed=90 + s)
             twin.grad = weight.grad.clone()
         optimiser.step()
         plain.step()
@@ -89,7 +87,7 @@ def test_both_rates_follow_the_schedule():
         {"optimiser.name": "muon", "optimiser.convolution_rate": 0.03, "training.epochs": 20},
     )
     plain, faster = (
-        [("a.weight", nn.Parameter(draw(2, 2))), ("b.weight", nn.Parameter(draw(2, 2, 1, 1)))]
+        [("a.weight", nn.Parameter(normal(2, 2))), ("b.weight", nn.Parameter(normal(2, 2, 1, 1)))]
         for _ in range(2)
     )
     groups = [Group(plain), Group(faster, rate=4.0)]
@@ -101,7 +99,7 @@ def test_both_rates_follow_the_schedule():
 
 
 def test_a_gradient_of_zero_turns_nothing():
-    weight = nn.Parameter(draw(4, 3, 2, 2))
+    weight = nn.Parameter(normal(4, 3, 2, 2))
     optimiser = Muon([{"params": [weight], "is_convolution": True}], 0.1)
     weight.grad = torch.zeros_like(weight)
     before = weight.detach() * 2.0 / weight.detach().norm()
@@ -116,13 +114,13 @@ def test_a_recorded_step_is_the_step(tmp_path):
 
     def build() -> tuple[list[nn.Parameter], Muon]:
         shapes = ((8, 4, 3, 3), (8, 4, 3, 3), (6, 5))
-        weights = [nn.Parameter(draw(*s, seed=i).float().cuda()) for i, s in enumerate(shapes)]
+        weights = [nn.Parameter(normal(*s, seed=i).float().cuda()) for i, s in enumerate(shapes)]
         groups = [{"params": weights[:2], "is_convolution": True}, {"params": weights[2:]}]
         return weights, Muon(groups, 0.1)
 
     def advance(weights: list[nn.Parameter], optimiser: Muon, step: int) -> None:
         for place, weight in enumerate(weights):
-            weight.grad = draw(*weight.shape, seed=100 * step + place).float().cuda()
+            weight.grad = normal(*weight.shape, seed=100 * step + place).float().cuda()
         for group in optimiser.param_groups:
             group["lr"] = 0.1 / (step + 1)
         optimiser.step()
