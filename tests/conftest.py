@@ -143,6 +143,30 @@ def command(capsys, monkeypatch) -> Command:
     return run
 
 
+@pytest.fixture
+def output(command) -> Callable[..., str]:
+    """Run a command line that must succeed; return what it prints."""
+
+    def run(*words: object) -> str:
+        code, out, err = command(*words)
+        assert code == 0, err
+        return out
+
+    return run
+
+
+@pytest.fixture
+def refusal(command) -> Callable[..., str]:
+    """Run a command line that must be refused, with exit code 2; return its errors."""
+
+    def run(*words: object) -> str:
+        code, out, err = command(*words)
+        assert code == 2, out + err
+        return err
+
+    return run
+
+
 class Forks:
     """Processes forked from one that has imported torch already; see fork_server.py."""
 

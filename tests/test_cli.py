@@ -75,15 +75,13 @@ def run_unheard(forks: Forks | None, out: str, *words: object, **options: Any) -
 
 
 class TestCommands:
-    def test_overview_names_every_verb(self, command):
-        code, out, _ = command()
-        assert code == 0
+    def test_overview_names_every_verb(self, output):
+        out = output()
         assert all(verb in out for verb in COMMANDS)
 
     @pytest.mark.parametrize("verb", COMMANDS)
-    def test_every_verb_has_help(self, command, verb):
-        code, out, _ = command(verb, "--help")
-        assert code == 0
+    def test_every_verb_has_help(self, output, verb):
+        out = output(verb, "--help")
         assert f"usage: deepbregman {verb}" in out
         assert not re.search(r"default:\s*\)|None", out)  # which tells nothing
 
@@ -127,9 +125,8 @@ class TestCommands:
             ("sigma-lambda", "divergence.sigma=0.1:10:log, objective.weight=0.1:20:log."),
         ],
     )
-    def test_the_help_of_a_study_names_its_arms(self, command, study, words):
-        code, out, _ = command("study", study, "--help")
-        assert code == 0
+    def test_the_help_of_a_study_names_its_arms(self, output, study, words):
+        out = output("study", study, "--help")
         assert words in " ".join(out.split())
         assert f"usage: deepbregman study {study} [-h] [OPTIONS]" in out
 
@@ -198,12 +195,11 @@ class TestCommands:
         _, printed, _ = command("recipes", "paper")
         assert printed == recipes()["paper"]
 
-    def test_a_printed_recipe_is_a_recipe(self, command, tmp_path):
+    def test_a_printed_recipe_is_a_recipe(self, command, output, tmp_path):
         _, printed, _ = command("recipes", "digits")
         copy = tmp_path / "mine.toml"
         copy.write_text(printed)
-        code, out, _ = command("pretrain", copy, "--help")
-        assert code == 0
+        out = output("pretrain", copy, "--help")
         assert "training.epochs" in out
 
     def test_pretrain_evaluate_embed(self, command, recipe, few_digits, tmp_path):
@@ -244,19 +240,18 @@ class TestCommands:
         assert config.divergence.num_subnetworks == 3
         assert config.views.without == ("crop", "flip")
 
-    def test_your_own_folder(self, command, photos, recipe):
+    def test_your_own_folder(self, command, output, photos, recipe):
         run = photos.parent / "run"
         words = ("--data.image-size", 8, "--training.batch-size", 8, "--run", run)
         code, out, err = command("pretrain", recipe, "--data", photos, *words)
         assert (code, err) == (0, "")
         assert "29 images" in out  # of 40: 8 are the test split, 3 are held out
-        code, out, _ = command("evaluate", run, "--protocol", "knn")
-        assert code == 0
+        out = output("evaluate", run, "--protocol", "knn")
         assert "cosine, k=20" in out
         assert "k=200" not in out  # there are not so many images
 
     def test_an_unlabelled_folder_pretrains_and_embeds_but_cannot_be_judged(
-        self, command, photos, recipe, tmp_path
+        self, command, output, refusal, photos, recipe, tmp_path
     ):
         flat = tmp_path / "flat"
         flat.mkdir()
@@ -265,21 +260,18 @@ class TestCommands:
         words = ("--data.image-size", 8, "--training.batch-size", 8, "--run", tmp_path / "run")
         code, _, err = command("pretrain", recipe, "--data", flat, *words)
         assert (code, err) == (0, "")
-        code, out, _ = command("embed", tmp_path / "run", "--out", tmp_path / "f.npz")
-        assert code == 0
+        out = output("embed", tmp_path / "run", "--out", tmp_path / "f.npz")
         assert "f.npz" in out
         assert "train_names" in out
-        code, _, err = command("evaluate", tmp_path / "run")
-        assert code == 2
+        err = refusal("evaluate", tmp_path / "run")
         assert "lacks labels" in err
 
-    def test_resume_takes_the_runs_own_configuration(self, command, recipe, tmp_path):
+    def test_resume_takes_the_runs_own_configuration(self, command, refusal, recipe, tmp_path):
         command("pretrain", recipe, "--run", tmp_path / "run")
         code, out, err = command("pretrain", "--resume", tmp_path / "run")
         assert (code, err) == (0, "")
         assert "resuming" in out
-        code, _, _ = command("pretrain", "--resume", tmp_path / "run", "--training.epochs", 9)
-        assert code == 2
+        refusal("pretrain", "--resume", tmp_path / "run", "--training.epochs", 9)
 
     def test_help_and_refusals_need_no_torch(self, short_run, tmp_path):
         """A user who mistypes should not wait for torch to load; no clock is needed to see that."""
@@ -492,10 +484,9 @@ class TestErrors:
             (["pretrain", "digits", "--seed", "5000000000"], ["seed is 5000000000", "2^32"]),
         ],
     )
-    def test_table(self, command, words, expected, tmp_path, monkeypatch):
+    def test_table(self, refusal, words, expected, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        code, _, err = command(*words)
-        assert code == 2
+        err = refusal(*words)
         assert "Traceback" not in err
         for part in expected:
             assert part in err
@@ -509,10 +500,9 @@ class TestErrors:
             ("--trials", "invalid literal for int()"),
         ],
     )
-    def test_an_option_without_a_default_does_not_offer_none(self, command, option, rule):
+    def test_an_option_without_a_default_does_not_offer_none(self, refusal, option, rule):
         """None is what the option is when it is left out."""
-        code, _, err = command("tune", "digits", option, "magic")
-        assert code == 2
+        err = refusal("tune", "digits", option, "magic")
         assert option in err
         assert rule in " ".join(err.replace("│", " ").split())
         assert "None" not in err
@@ -538,14 +528,13 @@ class TestErrors:
                 command, tmp_path / "run", recipe, "--data", tmp_path / name
             )
 
-    def test_one_unreadable_image(self, command, recipe, damaged):
+    def test_one_unreadable_image(self, command, output, recipe, damaged):
         run = damaged.parent / "run"
         words = (recipe, "--data", damaged, "--data.image-size", 8, "--training.batch-size", 8)
         err = self.refused(command, run, *words)
         assert "broken.jpg" in err
         assert "--skip-unreadable" in err
-        code, out, _ = command("pretrain", *words, "--skip-unreadable", "--run", run)
-        assert code == 0
+        out = output("pretrain", *words, "--skip-unreadable", "--run", run)
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
     def test_unreadable_images_found_only_while_training_are_replaced_and_counted(
@@ -588,7 +577,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("sizes", [(8,), (8, 12)])
     def test_the_tables_tell_of_unreadable_images_once(
-        self, command, recipe, damaged, sizes, untrained
+        self, refusal, recipe, damaged, sizes, untrained
     ):
         arms = []
         for size in sizes:
@@ -599,8 +588,7 @@ class TestErrors:
         words = ["--data", damaged, "--arms", *arms, "--seeds", 1, "--epochs", 1]
         words += ["--protocols", "knn", "--out", damaged.parent / "out"]
         changes = ["--set", "data.skip_unreadable=true", "training.batch_size=8"]
-        code, _, err = command("study", "tables", *words, *changes)
-        assert code == 2
+        err = refusal("study", "tables", *words, *changes)
         assert err.count("left out 1 unreadable image (cats/broken.jpg)") == 1
 
     @pytest.mark.parametrize("verb", ["study", "tune"])
@@ -619,7 +607,7 @@ class TestErrors:
     @pytest.mark.parametrize("verb", ["study", "tune"])
     @pytest.mark.parametrize("fault", ["unreadable", "unlabelled", "few", "single"])
     def test_studies_and_searches_refuse_images_before_they_make_a_folder(
-        self, command, recipe, photos, verb, fault
+        self, refusal, recipe, photos, verb, fault
     ):
         """A folder that has begun would refuse the command that is mended."""
         words = ["psi", "--recipe", recipe, "--only", "gaussian", "--seeds", 1]
@@ -634,8 +622,7 @@ class TestErrors:
                 path.unlink()
         out = photos.parent / "out"
         data = photos / "dogs" if fault == "unlabelled" else photos
-        code, _, err = command(verb, *words, "--data", data, "--epochs", 1, "--out", out)
-        assert code == 2
+        err = refusal(verb, *words, "--data", data, "--epochs", 1, "--out", out)
         expected = {
             "unreadable": "--set data.skip_unreadable=true",
             "unlabelled": "lacks labels",
@@ -645,49 +632,43 @@ class TestErrors:
         assert expected[fault] in err
         assert not out.exists()
 
-    def test_a_run_folder_that_exists(self, command, recipe, tmp_path):
+    def test_a_run_folder_that_exists(self, refusal, recipe, tmp_path):
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "precious.txt").write_text("x")
-        code, _, err = command("pretrain", recipe, "--run", tmp_path / "run")
-        assert code == 2
+        err = refusal("pretrain", recipe, "--run", tmp_path / "run")
         assert "exists" in err
         assert "is no run: name another with --run" in err
         assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious.txt"]
 
-    def test_a_checkpoint_of_another_shape(self, command, short_run, tmp_path):
+    def test_a_checkpoint_of_another_shape(self, refusal, short_run, tmp_path):
         shutil.copytree(short_run.path, tmp_path / "run")
         other = override(short_run.config, {"divergence.num_subnetworks": 11})
         (tmp_path / "run" / "config.toml").write_text(to_toml(other))
         before = (tmp_path / "run" / "result.json").read_text()
-        code, _, err = command("evaluate", tmp_path / "run")
-        assert code == 2
+        err = refusal("evaluate", tmp_path / "run")
         assert "does not fit" in err
         assert "(10," in err or ", 10" in err
         assert "11" in err
-        code, _, err = command("pretrain", "--resume", tmp_path / "run")
-        assert code == 2
+        err = refusal("pretrain", "--resume", tmp_path / "run")
         assert "config.toml" in err
         assert "made with other settings" in err
         assert (tmp_path / "run" / "result.json").read_text() == before
 
-    def test_a_folder_whose_name_looks_like_markup(self, command, recipe, tmp_path):
+    def test_a_folder_whose_name_looks_like_markup(self, command, output, recipe, tmp_path):
         folder = tmp_path / "[/x]"
         code, out, err = command("pretrain", recipe, "--run", folder)
         assert (code, err) == (0, "")
         assert "[/x]" in out
-        code, out, _ = command("evaluate", folder, "--protocol", "knn")
-        assert code == 0
+        out = output("evaluate", folder, "--protocol", "knn")
         assert "[/x]" in out
 
-    def test_damaged_records_are_named(self, command, short_run, tmp_path):
+    def test_damaged_records_are_named(self, refusal, short_run, tmp_path):
         shutil.copytree(short_run.path, tmp_path / "run")
         (tmp_path / "run" / "result.json").write_text("{half")
-        code, _, err = command("evaluate", tmp_path / "run", "--protocol", "knn")
-        assert code == 2
+        err = refusal("evaluate", tmp_path / "run", "--protocol", "knn")
         assert "result.json" in err
         (tmp_path / "run" / "config.toml").write_bytes(b"seed = 1 # caf\xe9")
-        code, _, err = command("evaluate", tmp_path / "run")
-        assert code == 2
+        err = refusal("evaluate", tmp_path / "run")
         assert "config.toml" in err
         assert "UTF-8" in err
 
@@ -760,25 +741,20 @@ class TestErrors:
         words = ["pretrain", recipe, "--run", tmp_path / "run"]
         assert run_unheard(forks, "a closed pipe", *words, closed=True) == (0, "")
 
-    def test_a_folder_that_cannot_be_made(self, command, recipe, tmp_path):
+    def test_a_folder_that_cannot_be_made(self, refusal, recipe, tmp_path):
         (tmp_path / "file").write_text("x")
-        code, _, err = command("pretrain", recipe, "--run", tmp_path / "file" / "run")
-        assert code == 2
+        err = refusal("pretrain", recipe, "--run", tmp_path / "file" / "run")
         assert "file" in err
         assert "Traceback" not in err
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-    def test_cuda_without_a_gpu(self, command, recipe, tmp_path):
-        code, _, err = command(
-            "pretrain", recipe, "--run", tmp_path / "run", "--accelerator", "cuda"
-        )
-        assert code == 2
+    def test_cuda_without_a_gpu(self, refusal, recipe, tmp_path):
+        err = refusal("pretrain", recipe, "--run", tmp_path / "run", "--accelerator", "cuda")
         assert "no CUDA device" in err
 
 
-def test_errors_show_no_password(command):
-    code, _, errors = command("postgresql://me:geheim@host/database")
-    assert code == 2
+def test_errors_show_no_password(refusal):
+    errors = refusal("postgresql://me:geheim@host/database")
     assert "***@host" in errors
     assert "geheim" not in errors
 

@@ -210,12 +210,11 @@ def stop_after_an_epoch(monkeypatch: pytest.MonkeyPatch, start: Function[[], obj
             start()
 
 
-def test_resuming_is_to_the_bit(trained, tmp_path, config, parts, diary, monkeypatch, command):
+def test_resuming_is_to_the_bit(trained, tmp_path, config, parts, diary, monkeypatch, refusal):
     told: dict[str, Any] = {"callbacks": [Diary()]}
     folder = tmp_path / "run"
     stop_after_an_epoch(monkeypatch, lambda: pretrain(config, run=folder, **told, **parts))
-    code, _, said = command("pretrain", "--resume", folder)
-    assert code == 2
+    said = refusal("pretrain", "--resume", folder)
     assert "data.source is 'custom'" in said
     assert "`data=` to deepbregman.pretrain and resume" in said
     for missing, words in (

@@ -86,10 +86,9 @@ def enough(run: Path) -> str:
     return f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
 
 
-def test_a_folder_without_a_recipe(command, photos, tmp_path):
+def test_a_folder_without_a_recipe(output, photos, tmp_path):
     run = tmp_path / "run"
-    code, out, _ = command("pretrain", photos, "--run", run, "--budget", "9s", *QUICK)
-    assert code == 0
+    out = output("pretrain", photos, "--run", run, "--budget", "9s", *QUICK)
     config = Run.open(run).config
     assert (config.data.source, config.data.image_size) == (str(photos), 12)
     assert (config.encoder.name, config.training.batch_size) == ("small", 16)
@@ -143,20 +142,17 @@ def test_in_python(few_digits, tmp_path):
         ([], "pretrain needs a recipe or images first"),
     ],
 )
-def test_bad_input(command, words, said):
-    code, _, error = command("pretrain", *words)
-    assert code == 2
+def test_bad_input(refusal, words, said):
+    error = refusal("pretrain", *words)
     assert said in error
 
 
-def test_a_name_with_spaces_must_be_in_quotes(command, tmp_path, monkeypatch):
+def test_a_name_with_spaces_must_be_in_quotes(refusal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "My old photos").mkdir()
-    code, _, error = command("pretrain", "My", "old", "photos", "--budget", "5m")
-    assert code == 2
+    error = refusal("pretrain", "My", "old", "photos", "--budget", "5m")
     assert "; a name with spaces must be in quotes: 'My old photos'" in " ".join(error.split())
-    code, _, error = command("pretrain", "My", "photos", "--budget", "5m")
-    assert code == 2
+    error = refusal("pretrain", "My", "photos", "--budget", "5m")
     assert "quotes" not in error
 
 
@@ -165,38 +161,32 @@ def test_python_names_the_rule_too():
         pretrain("auto")
 
 
-def test_a_damaged_photo_is_left_out_and_the_run_can_be_repeated(command, photos, tmp_path):
+def test_a_damaged_photo_is_left_out_and_the_run_can_be_repeated(output, refusal, photos, tmp_path):
     folder, run = tmp_path / "photos", tmp_path / "run"
     shutil.copytree(photos, folder)
     (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff half of a photo")
     words = ("--training.epochs", 1, *SMALL, *QUICK)
-    code, out, _ = command("pretrain", folder, "--run", run, *words)
-    assert code == 0
+    out = output("pretrain", folder, "--run", run, *words)
     assert "left out 1 unreadable image (broken.jpg)" in out
     assert "on 40 images" in out
     # Complete: the same command, and --resume, say how to train longer.
     again = f"--encoder.weights {run} --budget {enough(run)} --run NEW`"
-    code, out, _ = command("pretrain", folder, "--run", run, *words)
-    assert code == 0
+    out = output("pretrain", folder, "--run", run, *words)
     assert f"`deepbregman pretrain {folder} {again}" in out
-    code, out, _ = command("pretrain", "--resume", run, "--accelerator", "cpu")
-    assert code == 0
+    out = output("pretrain", "--resume", run, "--accelerator", "cpu")
     assert f"run {run} is complete: 1 epoch trained" in out
     # A run is no folder of images.
-    code, _, err = command("pretrain", run)
-    assert code == 2
+    err = refusal("pretrain", run)
     assert f"`deepbregman pretrain --resume {run}` continues it" in err
 
 
-def test_a_run_that_continues_keeps_its_length_whatever_the_budget(command, photos, tmp_path):
+def test_a_run_that_continues_keeps_its_length_whatever_the_budget(output, photos, tmp_path):
     run = tmp_path / "run"
     words = ("pretrain", photos, "--run", run, *QUICK, "--budget")
-    code, out, _ = command(*words, "9s")
-    assert code == 0
+    out = output(*words, "9s")
     assert "whatever --budget says" not in out
     (run / "result.json").unlink()  # as if it had been stopped
-    code, out, _ = command(*words, "1h")
-    assert code == 0
+    out = output(*words, "1h")
     kept = "the run keeps the 4 epochs planned when it began, whatever --budget says"
     assert kept in out
     # It ends with the words of a run that was not interrupted.
@@ -212,7 +202,7 @@ def test_a_run_that_continues_keeps_its_length_whatever_the_budget(command, phot
     assert Run.open(run).config.training.epochs == 4
 
 
-def test_a_complete_run_says_that_more_epochs_improve_the_result(command, photos, tmp_path):
+def test_a_complete_run_says_that_more_epochs_improve_the_result(command, output, photos, tmp_path):
     run = tmp_path / "run"
     words = ("pretrain", photos, "--run", run, *QUICK, "--budget", "9s")
     assert command(*words)[0] == 0
@@ -220,8 +210,7 @@ def test_a_complete_run_says_that_more_epochs_improve_the_result(command, photos
         f"`deepbregman pretrain {photos} --encoder.weights {run} --budget {enough(run)} --run NEW`"
     )
     for repeated in (words, ("pretrain", "--resume", run, "--accelerator", "cpu")):
-        code, out, _ = command(*repeated)
-        assert code == 0
+        out = output(*repeated)
         assert f"run {run} is complete: 4 epochs trained" in out
         assert out.count(f"up to 800 epochs improve the result: {again}") == 1
 
@@ -247,9 +236,8 @@ def test_a_record_that_cannot_be_written_ends_all_processes(photos, tmp_path, mo
         pretrain("auto", data=photos, run=tmp_path / "run", budget="9s", accelerator="cpu")
 
 
-def test_photos_in_the_place_of_a_run_are_not_to_be_removed(command, photos):
-    code, _, err = command("pretrain", photos, "--run", photos, *QUICK)
-    assert code == 2
+def test_photos_in_the_place_of_a_run_are_not_to_be_removed(refusal, photos):
+    err = refusal("pretrain", photos, "--run", photos, *QUICK)
     assert (
         f"run folder {photos} exists, holds other files and is no run: name another with --run"
         in err
@@ -257,33 +245,30 @@ def test_photos_in_the_place_of_a_run_are_not_to_be_removed(command, photos):
     assert "remove" not in err
 
 
-def test_a_recipe_and_a_folder_are_told_where_the_folder_belongs(command, photos):
+def test_a_recipe_and_a_folder_are_told_where_the_folder_belongs(refusal, photos):
     for names in (("best", photos), (photos, "best")):
-        code, _, err = command("pretrain", *names, "--training.epochs", 1)
-        assert code == 2
+        err = refusal("pretrain", *names, "--training.epochs", 1)
         assert f"{str(names[1])!r} follows {names[0]}" in err
         assert f"write `deepbregman pretrain best --data {photos}`" in err
 
 
-def test_only_one_folder_of_images_is_taken(command, photos, tmp_path):
+def test_only_one_folder_of_images_is_taken(refusal, photos, tmp_path):
     for second in (("digits2",), ("--data", "digits"), ("--data=digits",)):
         words = ("--run", tmp_path / "run", *QUICK)
-        code, _, err = command("pretrain", photos, *second, *words)
-        assert code == 2
+        err = refusal("pretrain", photos, *second, *words)
         assert "digits" in err
         assert "put all images into one folder" in err
         assert not (tmp_path / "run").exists()
 
 
-def test_photos_that_cannot_be_read_are_named_if_there_are_no_others(command, tmp_path):
+def test_photos_that_cannot_be_read_are_named_if_there_are_no_others(refusal, tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     Image.effect_noise((64, 64), 50).save(folder / "whole.jpg")
     content = (folder / "whole.jpg").read_bytes()
     (folder / "whole.jpg").rename(tmp_path / "whole.jpg")
     (folder / "half.jpg").write_bytes(content[: len(content) // 2])
-    code, _, err = command("pretrain", folder, "--run", tmp_path / "run", *SMALL, *QUICK)
-    assert code == 2
+    err = refusal("pretrain", folder, "--run", tmp_path / "run", *SMALL, *QUICK)
     assert "none of the training images can be read ('half.jpg')" in err
     assert not (tmp_path / "run").exists()
 
@@ -304,10 +289,9 @@ def test_a_folder_with_the_name_of_a_recipe_or_a_dataset(
         assert said not in command("pretrain", name, "--data", "iris", "--wrong")[2]
 
 
-def test_a_folder_that_is_written_wrong_is_found(command, photos, monkeypatch):
+def test_a_folder_that_is_written_wrong_is_found(refusal, photos, monkeypatch):
     monkeypatch.chdir(photos.parent)
-    code, _, err = command("pretrain", f"{photos.name}s")
-    assert code == 2
+    err = refusal("pretrain", f"{photos.name}s")
     assert f"did you mean '{photos.name}'?" in err
 
 

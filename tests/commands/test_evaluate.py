@@ -282,10 +282,9 @@ def test_few_labels_and_corruptions_fill_no_screens(capsys):
     ("protocol", "words"), [("transfer", "another dataset"), ("detect", "Pascal VOC")]
 )
 def test_a_protocol_without_its_data_is_refused_before_anything_is_read(
-    command, tmp_path, protocol, words
+    refusal, tmp_path, protocol, words
 ):
-    code, _, err = command("evaluate", tmp_path / "no run", "--protocol", protocol)
-    assert code == 2
+    err = refusal("evaluate", tmp_path / "no run", "--protocol", protocol)
     assert words in err
 
 
@@ -421,11 +420,10 @@ def test_a_test_split_of_one_class_is_said(evaluate, photos):
     assert err.count("note:") == 1
 
 
-def test_a_run_without_epochs_is_the_encoder_that_it_starts_from(command, run, tmp_path):
+def test_a_run_without_epochs_is_the_encoder_that_it_starts_from(command, output, run, tmp_path):
     kept = tmp_path / "kept"
     words = ("pretrain", run / "config.toml", "--encoder.weights", run, "--training.epochs", 0)
-    code, out, _ = command(*words, "--run", kept)
-    assert code == 0
+    out = output(*words, "--run", kept)
     assert "nothing is trained: small keeps the weights of" in out
     found = []
     for folder in (run, kept):
@@ -437,17 +435,14 @@ def test_a_run_without_epochs_is_the_encoder_that_it_starts_from(command, run, t
     assert json.loads(before)["epoch"] == 0
     result = Run(kept).result()["pretrain"]
     assert "knn" in result
-    code, out, _ = command(*words, "--run", kept)
-    assert code == 0
+    out = output(*words, "--run", kept)
     assert "is complete: 0 epochs trained" in out
-    code, out, _ = command("pretrain", "--resume", kept)
-    assert code == 0
+    out = output("pretrain", "--resume", kept)
     assert (kept / "metrics.jsonl").read_text() == before
     assert Run(kept).result()["pretrain"] == result
 
 
-def test_a_run_without_epochs_and_weights_says_that_it_is_untrained(command, tmp_path):
+def test_a_run_without_epochs_and_weights_says_that_it_is_untrained(output, tmp_path):
     words = ("pretrain", "digits", "--data", "digits", "--training.epochs", 0)
-    code, out, _ = command(*words, "--run", tmp_path / "untrained")
-    assert code == 0
+    out = output(*words, "--run", tmp_path / "untrained")
     assert "keeps its random weights" in out

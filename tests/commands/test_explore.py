@@ -158,11 +158,10 @@ def test_the_table_for_embedding_atlas(short_run, few_digits, tmp_path):
         (["--out", "map.html", "--data", "nowhere"], "no such folder"),
     ],
 )
-def test_errors(command, short_run, tmp_path, monkeypatch, words, expected):
+def test_errors(refusal, short_run, tmp_path, monkeypatch, words, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.html").write_text("precious")
-    code, _, err = command("explore", short_run.path, *words)
-    assert code == 2
+    err = refusal("explore", short_run.path, *words)
     assert expected in err
     assert [path.name for path in tmp_path.iterdir()] == ["old.html"]
     assert (tmp_path / "old.html").read_text() == "precious"

@@ -18,16 +18,14 @@ from deepbregman.training import checkpoints
 from deepbregman.training.faults import format_resume_command
 
 
-def test_an_unfinished_run_is_exported_with_a_warning(command, short_run, tmp_path):
+def test_an_unfinished_run_is_exported_with_a_warning(output, short_run, tmp_path):
     shutil.copytree(short_run.path, tmp_path / "run")
     words = ("export", tmp_path / "run", "--format", "safetensors", "--out")
-    code, out, _ = command(*words, tmp_path / "whole.safetensors")
-    assert code == 0
+    out = output(*words, tmp_path / "whole.safetensors")
     assert "not finished" not in out
     path = tmp_path / "run" / "checkpoints" / "last.pt"
     checkpoints.save(path, {**checkpoints.load(path), "epoch": 1 / 3})
-    code, out, _ = command(*words, tmp_path / "half.safetensors")
-    assert code == 0
+    out = output(*words, tmp_path / "half.safetensors")
     assert "warning: this run is not finished; its encoder was exported after 0.3333 of 2" in out
 
 
@@ -110,54 +108,48 @@ VERBS = [
 
 
 @pytest.mark.parametrize("words", VERBS, ids=lambda words: words[0])
-def test_a_run_is_looked_at_from_another_folder(command, run_on_photos, monkeypatch, words):
+def test_a_run_is_looked_at_from_another_folder(refusal, run_on_photos, monkeypatch, words):
     started = Path.cwd()
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     verb, *options = words
-    code, _, err = command(verb, "../runs/mine", *options)
-    assert code == 2
+    err = refusal(verb, "../runs/mine", *options)
     assert (
         f"../runs/mine names it as seen from {started}: start the command there, or look at the "
         "images with --data ../photos"
     ) in err
 
 
-def test_a_run_whose_images_have_moved_is_told_where_to_name_them(command, run_on_photos):
+def test_a_run_whose_images_have_moved_is_told_where_to_name_them(refusal, run_on_photos):
     Path("photos").rename("archive")
-    code, _, err = command("explore", "runs/mine", "--out", "m.html")
-    assert code == 2
+    err = refusal("explore", "runs/mine", "--out", "m.html")
     assert "if it has moved since runs/mine was trained, give its new place with --data" in err
-    code, _, err = command("explore", "runs/mine", "--data", "nothing", "--out", "m.html")
-    assert code == 2
+    err = refusal("explore", "runs/mine", "--data", "nothing", "--out", "m.html")
     assert "moved" not in err
 
 
 def test_who_continues_a_run_is_not_sent_to_an_option_that_is_refused(
-    command, run_on_photos, monkeypatch
+    refusal, run_on_photos, monkeypatch
 ):
     """A resumed run keeps its images, so --data is refused."""
     started = Path.cwd()
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    code, _, err = command("pretrain", "--resume", "../runs/mine")
-    assert code == 2
+    err = refusal("pretrain", "--resume", "../runs/mine")
     assert f"../runs/mine names it as seen from {started}: start the command there" in err
     assert "--data" not in err
     monkeypatch.chdir(started)
     Path("photos").rename("archive")
-    code, _, err = command("pretrain", "--resume", "runs/mine")
-    assert code == 2
+    err = refusal("pretrain", "--resume", "runs/mine")
     assert "if it has moved since runs/mine was trained, move it back" in err
     assert "--data" not in err
 
 
 @pytest.mark.parametrize("source", ["custom", "imagenet"])
-def test_data_that_no_path_names_has_not_moved(command, short_config, tmp_path, source):
+def test_data_that_no_path_names_has_not_moved(refusal, short_config, tmp_path, source):
     config = override(short_config, {"data.source": source, "data.root": str(tmp_path)})
     run = Run.create(tmp_path / "run", config, collect_provenance("cpu"))
-    code, _, err = command("evaluate", run.path)
-    assert code == 2
+    err = refusal("evaluate", run.path)
     assert f"data.source {'is ' * (source == 'custom')}'{source}'" in err
     assert "moved" not in err
 
@@ -243,7 +235,6 @@ def test_a_run_that_exists_is_answered_before_torch_is_loaded(short_run, words, 
     assert "torch" not in imported
 
 
-def test_the_folder_of_runs_names_them(command, run_on_photos):
-    code, _, err = command("explore", "runs", "--out", "m.html")
-    assert code == 2
+def test_the_folder_of_runs_names_them(refusal, run_on_photos):
+    err = refusal("explore", "runs", "--out", "m.html")
     assert "runs is not a run folder: it has no config.toml; it holds the run runs/mine" in err

@@ -249,13 +249,12 @@ def test_protocols_measure_the_same(few, short_run):
     ],
 )
 def test_one_of_several_processes_is_refused_by_name(
-    verb, more, short_run, tmp_path, monkeypatch, command
+    verb, more, short_run, tmp_path, monkeypatch, refusal
 ):
     monkeypatch.chdir(tmp_path)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    code, _, errors = command(verb, str(short_run.path.resolve()), *more)
-    assert code == 2
+    errors = refusal(verb, str(short_run.path.resolve()), *more)
     assert f"{verb} runs in one process, but torchrun started 2" in " ".join(errors.split())
     assert not list(tmp_path.iterdir())

@@ -317,7 +317,7 @@ def test_what_is_refused_before_any_work(changes, words, few_digits, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_seed_of_other_settings_is_refused(few_digits, tmp_path, command):
+def test_a_seed_of_other_settings_is_refused(few_digits, tmp_path, refusal):
     """It would go into one mean with the seeds before it."""
     out = tmp_path / "tables"
     options = TableOptions(data=(few_digits,), arms=("digits",), seeds=1, epochs=(1,), out=out)
@@ -328,8 +328,7 @@ def test_a_seed_of_other_settings_is_refused(few_digits, tmp_path, command):
     (out / "tables.json").write_text('{"arms": ["digits"]}')
     words = ("--data", few_digits, "--arms", "digits", "--first-seed", 1, "--seeds", 1)
     words = (*words, "--epochs", 2, "--protocols", "knn", "--out", out)
-    code, _, err = command("study", "tables", *words)
-    assert code == 2
+    err = refusal("study", "tables", *words)
     assert "digits-few-seed0 is a run of another configuration" in err
     assert "(training.epochs is 1 there, 2 here)" in err
     assert [path.name for path in (out / "runs").iterdir()] == ["digits-few-seed0"]
@@ -337,13 +336,12 @@ def test_a_seed_of_other_settings_is_refused(few_digits, tmp_path, command):
     same.check_other_seeds()
 
 
-def test_images_are_refused_before_a_folder_is_made(few_digits, tmp_path, command):
+def test_images_are_refused_before_a_folder_is_made(few_digits, tmp_path, refusal):
     """Also those of a second dataset, before the first is trained on."""
     out, plain = tmp_path / "tables", tmp_path / "plain.npz"
     np.savez(plain, train_images=np.zeros((99, 8, 8), np.uint8))
     words = ("--data", few_digits, plain, "--arms", "digits", "--epochs", 1, "--out", out)
-    code, _, err = command("study", "tables", *words, "--protocols", "knn", "--set", *TINY)
-    assert code == 2
+    err = refusal("study", "tables", *words, "--protocols", "knn", "--set", *TINY)
     assert f"data '{plain}' lacks labels" in err
     assert not out.exists()
 

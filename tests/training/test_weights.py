@@ -181,7 +181,7 @@ def test_a_network_is_chosen_by_any_part_of_its_name(resnet, classifier, tmp_pat
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_a_file_beside_it_says_how_pixels_were_normalised(
-    resnet, classifier, tmp_path, suffix, command
+    resnet, classifier, tmp_path, suffix, output
 ):
     path = tmp_path / f"weights{suffix}"
     save = torch.save if suffix == ".pth" else safetensors.torch.save_file
@@ -189,12 +189,10 @@ def test_a_file_beside_it_says_how_pixels_were_normalised(
     asked = ("pretrain", "simclr", "--data", "digits", "--training.epochs", 0)
     asked += ("--data.image-size", 96, "--training.knn-every", 0)
     asked += ("--encoder.weights", path, "--run")
-    code, out, _ = command(*asked, tmp_path / "without")
-    assert code == 0
+    out = output(*asked, tmp_path / "without")
     assert f"no {path.name}.json says how its pixels were normalised" in " ".join(out.split())
     path.with_name(f"{path.name}.json").write_text(json.dumps({"mean": MEAN, "std": DEVIATION}))
-    code, out, _ = command(*asked, tmp_path / "with")
-    assert code == 0
+    out = output(*asked, tmp_path / "with")
     assert "normalised" not in out
     encoder = start(resnet, path).objective.encoder
     assert encoder.mean.flatten().tolist() == pytest.approx(MEAN)
@@ -304,13 +302,12 @@ def test_what_does_not_fit_is_refused_by_name(resnet, classifier, tmp_path):
         start(resnet, tmp_path / "nothing")
 
 
-def test_the_command_starts_from_a_run_and_keeps_where(trained, tiny_config, tmp_path, command):
+def test_the_command_starts_from_a_run_and_keeps_where(trained, tiny_config, tmp_path, output):
     run, step = trained
-    code, out, _ = command(
+    out = output(
         *("pretrain", run.path / "config.toml", "--encoder.weights", run.path),
         *("--training.epochs", 1, "--training.knn-every", 0, "--run", tmp_path / "new"),
     )
-    assert code == 0
     assert f"the encoder starts from the weights of {run.last_checkpoint}; its heads are new" in out
     record = json.loads((tmp_path / "new" / "provenance.json").read_text())["weights"]
     assert record["from"] == str(run.last_checkpoint)
