@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,13 @@ TINY = (
     "divergence.num_subnetworks=6",
     "divergence.hidden=4",
 )
+Record = dict[str, Any]
+
+
+def read(folder: Path) -> Record:
+    """Read the results of a study."""
+    record: Record = json.loads((folder / "results.json").read_text())
+    return record
 
 
 @pytest.fixture(scope="session")

@@ -29,9 +29,7 @@ from deepbregman.studies.grid import open_grid, plan_cells
 from deepbregman.studies.grid_plan import find_best_of_study, name_study_folder, plan_study
 from deepbregman.studies.results import estimate_interval, write_results
 
-from .conftest import TINY
-
-Record = dict[str, Any]
+from .conftest import TINY, read
 
 
 @pytest.mark.parametrize(
@@ -131,11 +129,6 @@ def two(tmp_path) -> list[str]:
     off = {"divergence.weight": 0.0, "training.epochs": 2}
     both = {"views.num_views": 4, "training.epochs": 1, "training.batch_size": 32}
     return [recipe(tmp_path / "plain.toml", off), recipe(tmp_path / "ours [x].toml", both)]
-
-
-def read(folder: Path) -> Record:
-    record: Record = json.loads((folder / "results.json").read_text())
-    return record
 
 
 def test_to_the_end_and_on_by_the_folder_alone(two, few_digits, out, monkeypatch, capsys):

@@ -49,14 +49,7 @@ from deepbregman.studies.results import compare_arms, find_references, summarise
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 
-from .conftest import TINY
-
-Record = dict[str, Any]
-
-
-def read(folder: Path) -> Record:
-    record: Record = json.loads((folder / "results.json").read_text())
-    return record
+from .conftest import TINY, Record, read
 
 
 def test_what_is_rarely_meant_is_said_before_training(few_digits, out):
@@ -143,7 +136,7 @@ def test_to_the_end(name, tiny, out, monkeypatch, capsys):
     assert {path: path.read_bytes() for path in written} == written
 
 
-def test_without_runs_nothing_is_written(tiny, out, capsys):
+def test_without_runs_nothing_is_written(out, capsys):
     with pytest.raises(SystemExit):
         main(["study", "kappa", "--out", str(out), "--no-train"])
     assert "holds no study" in capsys.readouterr().err
@@ -670,9 +663,7 @@ def test_ctrl_c_says_how_to_go_on(error, tiny, out, monkeypatch, capsys):
     assert f"deepbregman study kappa --out {out}" in words
 
 
-def test_judged_on_held_out_images_the_test_images_stay_closed(
-    few_digits, out, monkeypatch, explosive
-):
+def test_judged_on_held_out_images_the_test_images_stay_closed(few_digits, out, explosive):
     explosive("deepbregman.studies.engine")
     asked = settings(few_digits, out, only=("5",), seeds=1, evaluate_on="holdout")
     run_study(kappa.STUDY, asked)

@@ -142,7 +142,7 @@ def test_a_search_looks_for_the_highest_accuracy(begun):
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
 
 
-def test_more_trials_later_and_nothing_else(few_digits, begun, monkeypatch):
+def test_more_trials_later_and_nothing_else(few_digits, begun):
     first = trials(begun)
     with pytest.raises(UserError, match=r"training\.epochs is 1 there, 2 here"):
         run_search(*request(few_digits, begun, epochs=2))
@@ -213,7 +213,7 @@ def test_a_trial_that_diverges_is_worth_a_guess_and_never_the_best(few_digits, o
     assert not (out / "best.toml").exists()
 
 
-def test_an_interrupted_trial_goes_on_where_it_stopped(few_digits, out, monkeypatch, capsys):
+def test_an_interrupted_trial_goes_on_where_it_stopped(few_digits, out, monkeypatch):
     """Stopped after training, before judging; the run is taken up again, with the same values."""
     with monkeypatch.context() as patch:
 
@@ -295,12 +295,8 @@ def test_no_trial_has_enough_memory(few_digits, out, monkeypatch):
         (["digits", "--space", "divergence.sigma=1:2", "--trials", "0"], "at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(words, message, out, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["tune", *words, "--out", str(out)])
-    assert stopped.value.code == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-    assert not out.exists()
+def test_what_cannot_be_is_refused_before_anything_is_made(words, message, refused):
+    refused(["tune", *words], message)
 
 
 def test_the_command_that_goes_on_names_the_storage(few_digits, tmp_path, monkeypatch):
@@ -390,15 +386,12 @@ def test_a_database_behind_a_link_is_left_alone(name, begun, tmp_path):
 
 
 @pytest.mark.parametrize("garbled", [b"no database at all" * 300, None])
-def test_a_damaged_database_is_words(garbled, few_digits, out, capsys):
+def test_a_damaged_database_is_words(garbled, few_digits, out, refusal):
     join_search(*request(few_digits, out), out, _own(out), "search")
     database = out / "search.db"
     whole = database.read_bytes()
     database.write_bytes(garbled or whole[:4096] + b"\xff" * (len(whole) - 4096))
-    with pytest.raises(SystemExit) as stopped:
-        main(["tune", "--out", str(out)])
-    assert stopped.value.code == 2
-    words = " ".join(capsys.readouterr().err.split())
+    words = " ".join(refusal("tune", "--out", out).split())
     assert f"the storage of the search in {out} fails" in words
     assert "nothing that was complete is lost" in words
 
@@ -445,6 +438,20 @@ def _shared(url: str, name: str = "shared") -> optuna.Study:
     )
 
 
+def _draw(trial: optuna.Trial) -> float:
+    return trial.suggest_float("x", 0.0, 1.0)
+
+
+def _begin(study: optuna.Study) -> optuna.Trial:
+    """What ``study.ask`` does, without its warning about heartbeats."""
+    return optuna.Trial(study, study._storage.create_new_trial(study._study_id))
+
+
+def _fail(study: optuna.Study, trial: optuna.Trial) -> None:
+    """What another worker does with a trial whose heartbeat is old."""
+    study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+
+
 def judge_all(study: optuna.Study, total: int, objective: Callable[[optuna.Trial], float]) -> None:
     """What the engine does with a search, without networks."""
     search = SharedSearch(study, total)
@@ -457,7 +464,7 @@ def _worker(url: str, total: int, log: str, stuck: bool) -> None:
     """Run trials of x; the one that is stuck says so and waits to be killed."""
 
     def objective(trial: optuna.Trial) -> float:
-        x = trial.suggest_float("x", 0.0, 1.0)
+        x = _draw(trial)
         with Path(log).open("a") as file:
             file.write(f"{trial.number} {x!r}\n")
         time.sleep(600 if stuck else 0.05)
@@ -483,7 +490,7 @@ def test_a_queued_trial_is_handed_to_one_worker(tmp_path, monkeypatch):
     judged = []
 
     def objective(trial: optuna.Trial) -> float:
-        judged.append(trial.suggest_float("x", 0.0, 1.0))
+        judged.append(_draw(trial))
         return judged[-1]
 
     with ThreadPoolExecutor() as pool:
@@ -518,15 +525,11 @@ def test_an_error_of_a_trial_is_no_matter_of_other_workers():
 def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path):
     study = _shared(f"sqlite:///{tmp_path}/shared.db")
     study.enqueue_trial({"x": 0.5})  # of a worker that died
-    late = optuna.Trial(study, study._storage.create_new_trial(study._study_id))
-
-    def objective(trial: optuna.Trial) -> float:
-        return trial.suggest_float("x", 0.0, 1.0)
-
+    late = _begin(study)
     with pytest.raises(shared_search.NotOurs):
-        SharedSearch(study, 1)._run(late, objective)
-    study.tell(late, state=TrialState.FAIL)
-    judge_all(study, 1, objective)
+        SharedSearch(study, 1)._run(late, _draw)
+    _fail(study, late)
+    judge_all(study, 1, _draw)
     assert [(t.state.name, t.value) for t in study.get_trials()] == [
         ("COMPLETE", 0.5),
         ("FAIL", None),
@@ -538,9 +541,9 @@ def test_a_worker_that_seemed_dead_goes_on(tmp_path, reports):
     study = _shared(f"sqlite:///{tmp_path}/shared.db")
 
     def objective(trial: optuna.Trial) -> float:
-        x = trial.suggest_float("x", 0.0, 1.0)
-        if trial.number == 1:  # what another worker does once the heartbeat is old
-            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        x = _draw(trial)
+        if trial.number == 1:
+            _fail(study, trial)
             if reports:
                 trial.report(x, 1)
         return x
@@ -590,10 +593,6 @@ def test_three_workers_one_killed(tmp_path):
     _kill_one_of_three(f"sqlite:///{tmp_path}/shared.db", tmp_path)
 
 
-def _draw(trial: optuna.Trial) -> float:
-    return trial.suggest_float("x", 0.0, 1.0)
-
-
 def test_no_database_stays_open(tmp_path):
     counts = {"connect": 0, "close": 0}
 
@@ -609,16 +608,6 @@ def test_no_database_stays_open(tmp_path):
         for listener in listeners:
             sqlalchemy.event.remove(*listener)
     assert counts["connect"] == counts["close"] > 0
-
-
-def _begin(study: optuna.Study) -> optuna.Trial:
-    """What ``study.ask`` does, without its warning about heartbeats."""
-    return optuna.Trial(study, study._storage.create_new_trial(study._study_id))
-
-
-def _fail(study: optuna.Study, trial: optuna.Trial) -> None:
-    """What another worker does with a trial whose heartbeat is old."""
-    study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
 
 def test_a_lost_trial_keeps_its_place(tmp_path, monkeypatch):
