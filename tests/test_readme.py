@@ -5,7 +5,9 @@ import json
 import re
 import shlex
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,47 @@ from .conftest import save_photos
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+
+
+def read_page(name: str) -> str:
+    """Read a page as one line, in which no sentence is broken."""
+    return " ".join((ROOT / name).read_text().split())
+
+
+def load(name: str) -> Any:
+    """Load a committed record."""
+    return json.loads((ROOT / "results" / name).read_text())
+
+
+def load_lines(name: str) -> list[Record]:
+    """Load a committed file with a record on each line."""
+    return [json.loads(line) for line in (ROOT / "results" / name).read_text().splitlines()]
+
+
+def list_top1(record: Record) -> dict[str, float]:
+    """List the accuracies of a run's record by their variant."""
+    rows = record["evaluations"]
+    return {row["variant"]: row["value"] for row in rows if row["metric"] == "top1"}
+
+
+def show_spread(found: Record, digits: int = 2) -> str:
+    return f"{found['mean']:.{digits}f} ± {found['deviation']:.{digits}f}"
+
+
+def show_change(mean: float, interval: Sequence[float], digits: int = 2) -> str:
+    low, high = interval
+    return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def show_changes(changes: Sequence[float], digits: int = 2) -> str:
+    """Show the mean of paired differences with its 95 % interval by Student's t."""
+    mean, n = statistics.mean(changes), len(changes)
+    half = t.ppf(0.975, n - 1) * statistics.stdev(changes) / n**0.5
+    return show_change(mean, (mean - half, mean + half), digits)
+
+
+def show_time(seconds: float) -> str:
+    return "{} min {} s".format(*divmod(round(seconds), 60))
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -117,16 +160,13 @@ def test_the_tree_names_files_that_exist():
     assert named <= {path.name for path in source.rglob("*.py")}
 
 
-def test_linked_files_exist_and_recipes_are_real():
+def test_linked_files_exist():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("https://") or (ROOT / target).exists(), target
-    for name in ("paper", "authors", "simclr", "best", "cifar10-fast", "digits"):
-        assert name in recipes()
 
 
 def test_the_quickstart_table_is_the_committed_record():
-    rows = json.loads((ROOT / "results" / "quickstart" / "result.json").read_text())["quickstart"]
-    for row in rows:
+    for row in load("quickstart/result.json")["quickstart"]:
         cells = [f"{row['linear']:.1f}", f"{row['few_labels']:.1f}", f"{row['knn']:.1f}"]
         (line,) = [line for line in README.splitlines() if row["features"] in line and "│" in line]
         assert all(cell in line for cell in cells)
@@ -145,11 +185,11 @@ def test_how_much_larger_things_are_in_views(side, larger):
 
 
 def test_the_row_of_four_views_is_the_committed_record():
-    record = json.loads((ROOT / "results/studies/four-views-cpu/results.json").read_text())
-    page = (ROOT / "docs/log.md").read_text().split("results/studies/four-views-cpu")[1]
+    record = load("studies/four-views-cpu/results.json")
+    page = read_page("docs/log.md").split("results/studies/four-views-cpu")[1]
     found = [arm["metrics"]["linear, cached features"] for arm in record["arms"]]
-    values = re.findall(r"\d+\.\d+ ± \d+\.\d+", " ".join(page.split()))[:4]
-    assert values == [f"{f['mean']:.2f} ± {f['deviation']:.2f}" for f in found]
+    values = re.findall(r"\d+\.\d+ ± \d+\.\d+", page)[:4]
+    assert values == [show_spread(f) for f in found]
 
 
 METRICS = ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
@@ -157,46 +197,34 @@ METRICS = ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
 
 def test_the_search_of_equal_size_is_the_committed_record():
     folder = ROOT / "results/studies/equal-search-cpu"
-    page = " ".join((ROOT / "docs/log.md").read_text().split()).split(
-        "were not of equal size in both arms"
-    )[1]
+    page = read_page("docs/log.md").split("were not of equal size in both arms")[1]
     for arm, words in (("simclr", "had {:.1f} linear"), ("best", "and {:.1f} with it")):
         with (folder / f"{arm}-trials.csv").open() as file:
             trials = [float(row["value"]) for row in csv.DictReader(file)][:26]
         assert len(trials) == 26
         assert words.format(max(trials)) in page
     record = json.loads((folder / "results.json").read_text())
-    found = [arm["metrics"][METRICS[0]] for arm in record["arms"]]
-    means = [f"{f['mean']:.2f} ± {f['deviation']:.2f}" for f in found]
+    means = [show_spread(arm["metrics"][METRICS[0]]) for arm in record["arms"]]
     assert re.findall(r"\d+\.\d+ ± \d+\.\d+", page)[:2] == means
-    written = []
-    for metric in METRICS:
-        difference = record["arms"][1]["difference"][metric]
-        low, high = difference["interval"]
-        written.append(f"{difference['mean']:+.2f} [{low:+.2f}, {high:+.2f}]")
+    found = [record["arms"][1]["difference"][metric] for metric in METRICS]
+    written = [show_change(change["mean"], change["interval"]) for change in found]
     assert re.findall(r"[+-]\d\.\d+ \[[+-]\d\.\d+, [+-]\d\.\d+\]", page)[:3] == written
 
 
-@pytest.mark.parametrize(
-    ("page", "study"),
-    [("docs/log.md", "comparison-cifar10"), ("docs/log.md", "comparison-cifar10-32px")],
-)
-def test_the_cifar_table_is_the_committed_record(page, study):
-    record = json.loads((ROOT / "results/studies" / study / "results.json").read_text())
-    text = (ROOT / page).read_text()
-    for arm in record["arms"]:
-        for metric in METRICS:
-            found = arm["metrics"][metric]
-            assert f"{found['mean']:.2f} ± {found['deviation']:.2f}" in text
+@pytest.mark.parametrize("study", ["comparison-cifar10", "comparison-cifar10-32px"])
+def test_the_cifar_table_is_the_committed_record(study):
+    record = load(f"studies/{study}/results.json")
+    text = (ROOT / "docs/log.md").read_text()
     for metric in METRICS:
+        for arm in record["arms"]:
+            assert show_spread(arm["metrics"][metric]) in text
         found = record["arms"][1]["difference"][metric]
-        low, high = found["interval"]
-        assert f"{found['mean']:+.2f} [{low:+.2f}, {high:+.2f}]" in text
+        assert show_change(found["mean"], found["interval"]) in text
 
 
 def test_the_table_of_published_settings_is_the_committed_record():
-    file = ROOT / "results/studies/published-settings/results.json"
-    arms = {each["arm"]: each["metrics"] for each in json.loads(file.read_text())["arms"]}
+    record = load("studies/published-settings/results.json")
+    arms = {each["arm"]: each["metrics"] for each in record["arms"]}
     page = (ROOT / "docs/methods.md").read_text()
     for name in ("NNCLR", "SimSiam", "SwAV", "DINO"):
         found = arms[f"{name.lower()}-like"]
@@ -228,32 +256,27 @@ ARMS_OF_THE_TEACHER = {
     ],
 )
 def test_the_table_of_the_teacher_is_the_committed_record(page, pairs):
-    folder = ROOT / "results/studies/comparison-teacher"
-    record = json.loads((folder / "results.json").read_text())
+    record = load("studies/comparison-teacher/results.json")
     lines = [line.replace("*", "") for line in (ROOT / page).read_text().splitlines()]
     found = {(cell["arm"], cell["seed"]): cell["metrics"] for cell in record["cells"]}
     arms = {arm["arm"]: arm["metrics"] for arm in record["arms"]}
     assert arms.keys() == ARMS_OF_THE_TEACHER.keys()
     for arm, metrics in arms.items():
-        means = (metrics[metric] for metric in METRICS)
-        cells = " | ".join(f"{m['mean']:.2f} ± {m['deviation']:.2f}" for m in means)
+        cells = " | ".join(show_spread(metrics[metric]) for metric in METRICS)
         start = f"| {ARMS_OF_THE_TEACHER[arm]}"
         assert any(line.startswith(start) and f"| {cells} |" in line for line in lines), arm
     for pair in pairs:
         ours, other = pair.split(" - ")
-        cells = []
-        for metric in METRICS:
-            differences = [found[ours, s][metric] - found[other, s][metric] for s in range(3)]
-            mean, deviation = statistics.mean(differences), statistics.stdev(differences)
-            half = t.ppf(0.975, 2) * deviation / 3**0.5
-            cells.append(f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]")
+        cells = [
+            show_changes([found[ours, s][metric] - found[other, s][metric] for s in range(3)])
+            for metric in METRICS
+        ]
         names = " - ".join(ARMS_OF_THE_TEACHER[name] for name in (ours, other))
         assert f"| {names} | {' | '.join(cells)} |" in lines, pair
 
 
 def test_what_could_raise_the_summit_is_the_committed_record():
-    file = ROOT / "results/studies/summit-arms/results.json"
-    arms = {arm["arm"]: arm for arm in json.loads(file.read_text())["arms"]}
+    arms = {arm["arm"]: arm for arm in load("studies/summit-arms/results.json")["arms"]}
     page = (ROOT / "docs/results.md").read_text()
     for name, row in (("base", "`cifar10-fast`"), ("sharper", "sharper"), ("rotation", "[turned")):
         means, changes = [], []
@@ -261,8 +284,7 @@ def test_what_could_raise_the_summit_is_the_committed_record():
             means.append(f"{arms[name]['metrics'][metric]['mean']:.2f}")
             change = arms[name]["difference"].get(metric)
             if change:
-                low, high = change["over_images"]
-                changes.append(f"{change['mean']:+.2f} [{low:+.2f}, {high:+.2f}]")
+                changes.append(show_change(change["mean"], change["over_images"]))
         cells = " | ".join([*means, *changes]) + (" |" if changes else " | | |")
         assert re.search(rf"\| {re.escape(row)}[^|]*\| {re.escape(cells)}", page), name
     took = [arms[name]["cost"]["seconds"]["mean"] for name in ("rotation", "base")]
@@ -286,9 +308,7 @@ def test_the_arms_that_do_not_help_a_short_run_are_the_committed_record():
             cells = [title, arm, str(len(rows))]
             for metric in ("linear", "knn"):
                 changes = [row[metric] - auto[draw][metric] for draw, row in rows.items()]
-                mean, n = statistics.mean(changes), len(changes)
-                half = t.ppf(0.975, n - 1) * statistics.stdev(changes) / n**0.5
-                cells.append(f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]")
+                cells.append(show_changes(changes))
             assert f"| {' | '.join(cells)} |\n" in log
             lengths = {row["config"]["training.epochs"] for row in rows.values()}
             assert lengths == ({7} if arm == "turned views" else {12})
@@ -350,11 +370,10 @@ def test_the_study_of_tables_is_its_record():
         intervals = [pair["over_images"] or pair["interval"] for pair in chosen]
         return [interval for interval in intervals if interval is not None]
 
-    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    page = read_page("docs/results.md")
     paper = compare("cached features", "top1", "paper", "paper-without")
-    low, high = paper["over_images"]
-    for text in (page, " ".join(README.split())):
-        assert f"{paper['mean']:+.2f} [{low:+.2f}, {high:+.2f}] linear" in text
+    for text in (page, read_page("README.md")):
+        assert f"{show_change(paper['mean'], paper['over_images'])} linear" in text
     seeds = []
     five = "five labels of each class"
     for variant, metric, name, unit in (
@@ -364,8 +383,7 @@ def test_the_study_of_tables_is_its_record():
     ):
         gain = compare(variant, metric, "best", "simclr")
         above = compare(variant, metric, "best", "best-control")
-        low, high = above["interval"]
-        interval = f"{above['mean']:+.1f} [{low:+.1f}, {high:+.1f}]"
+        interval = show_change(above["mean"], above["interval"], digits=1)
         assert f"{interval} {unit}" in README
         assert f"{name} {interval}" in page
         seeds += [above["n"], gain["n"]]
@@ -392,8 +410,7 @@ def test_the_study_of_tables_is_its_record():
 
     def describe_gap(variant: str) -> str:
         pair = compare(variant, "top1", "best", "best-control")
-        low, high = pair["interval"]
-        return f"{pair['mean']:+.1f} [{low:+.1f}, {high:+.1f}]"
+        return show_change(pair["mean"], pair["interval"], digits=1)
 
     blur, contrast = (
         [describe_gap(f"{by}, {name} 3") for by in ("linear", "kNN by cosine, k=20")]
@@ -413,36 +430,23 @@ def test_the_study_of_tables_is_its_record():
 
 
 def test_both_comparisons_together_are_their_records():
-    page, readme = (
-        " ".join(text.split()) for text in ((ROOT / "docs/results.md").read_text(), README)
-    )
+    page, readme = read_page("docs/results.md"), read_page("README.md")
     for metric in METRICS:
         differences = []
         for study in ("comparison-cifar10", "comparison-cifar10-32px"):
-            record = json.loads((ROOT / "results/studies" / study / "results.json").read_text())
-            found = {
-                (cell["arm"], cell["seed"]): cell["metrics"][metric] for cell in record["cells"]
-            }
+            cells = load(f"studies/{study}/results.json")["cells"]
+            found = {(cell["arm"], cell["seed"]): cell["metrics"][metric] for cell in cells}
             differences += [found["best", seed] - found["simclr", seed] for seed in range(3)]
-        mean, deviation = statistics.mean(differences), statistics.stdev(differences)
-        half = t.ppf(0.975, 5) * deviation / 6**0.5
-        assert len(differences) == 6
-        words = f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
+        words = show_changes(differences)
         assert words in page
         assert metric != METRICS[0] or f"smooth form of this loss it is {words}" in readme
 
 
-@pytest.mark.parametrize(
-    ("page", "folder"),
-    [("docs/log.md", "cifar10-race"), ("docs/log.md", "cifar10-race-105")],
-)
-def test_the_race_is_the_committed_record(page, folder):
-    record = json.loads((ROOT / "results" / folder / "result.json").read_text())
-    text = (ROOT / page).read_text()
-    rows = {r["variant"]: r["value"] for r in record["evaluations"] if r["metric"] == "top1"}
-    minutes, seconds = divmod(round(record["pretrain"]["seconds"]), 60)
-    took = f"{minutes} min {seconds} s"
-    lines = [line.replace("*", "") for line in text.splitlines()]
+@pytest.mark.parametrize("folder", ["cifar10-race", "cifar10-race-105"])
+def test_the_race_is_the_committed_record(folder):
+    record = load(f"{folder}/result.json")
+    rows, took = list_top1(record), show_time(record["pretrain"]["seconds"])
+    lines = [line.replace("*", "") for line in (ROOT / "docs/log.md").read_text().splitlines()]
     epochs = record["pretrain"]["epoch"]
     for what, of, cost in (
         ("whole images", "", took),
@@ -459,37 +463,33 @@ def test_the_race_is_the_committed_record(page, folder):
 def test_the_race_of_three_seeds_is_the_committed_record():
     folder = ROOT / "results/cifar10-race-50"
     walls = [line.split(",")[1] for line in (folder / "wall.csv").read_text().splitlines()[1:]]
-    lines = [line.replace("*", "") for line in (ROOT / "docs/results.md").read_text().splitlines()]
+    lines = plain_results()
     linears, tens, twenties = [], [], []
     for seed, wall in enumerate(walls):
-        record = json.loads((folder / f"seed{seed}" / "result.json").read_text())
-        rows = {r["variant"]: r["value"] for r in record["evaluations"] if r["metric"] == "top1"}
+        record = load(f"cifar10-race-50/seed{seed}/result.json")
+        rows = list_top1(record)
         assert record["pretrain"]["seconds"] < float(wall)
         linears.append(rows["cached features"])
         tens.append(rows["cosine, k=10"])
         twenties.append(rows["cosine, k=20"])
         variants = ("cached features", "cosine, k=10", "cosine, k=20", "cosine, k=200")
         cells = " | ".join(f"{rows[variant]:.2f}" for variant in variants)
-        took = "{} min {} s".format(*divmod(round(float(wall)), 60))
+        took = show_time(float(wall))
         assert any(
             line.startswith(f"| {seed} |") and f"| {took} | {cells} |" in line for line in lines
         )
-    slowest = "{} min {} s".format(*divmod(round(max(map(float, walls))), 60))
+    slowest = show_time(max(map(float, walls)))
     assert f"{statistics.mean(linears):.1f} % linear after {slowest} of pretraining" in README
     said = f"three seeds: {min(linears):.1f} to {max(linears):.1f}; kNN {statistics.mean(tens):.1f}"
-    assert f"{said} with k = 10" in " ".join(README.split())
-    header = " ".join(recipes()["cifar10-fast"].replace("#", " ").split())
-    for values, name in ((linears, "linear"), (twenties, "kNN (k = 20)")):
-        spread = f"{statistics.mean(values):.2f} +- {statistics.stdev(values):.2f}"
-        assert f"{spread} {name}" in header
-        assert f"| {spread.replace('+-', '±')} |" in "\n".join(lines)
-    assert slowest in header
+    assert f"{said} with k = 10" in read_page("README.md")
+    for values in (linears, twenties):
+        spread = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+        assert f"| {spread} |" in "\n".join(lines)
 
 
 def test_the_longest_run_is_the_committed_record():
-    record = json.loads((ROOT / "results/cifar10-summit/result.json").read_text())
-    rows = {r["variant"]: r["value"] for r in record["evaluations"] if r["metric"] == "top1"}
-    took = "{} min {} s of pretraining".format(*divmod(round(record["pretrain"]["seconds"]), 60))
+    record = load("cifar10-summit/result.json")
+    rows, took = list_top1(record), f"{show_time(record['pretrain']['seconds'])} of pretraining"
     variants = ("cached features", "cosine, k=10", "cosine, k=20", "cosine, k=200")
     cells = " | ".join(f"{rows[variant]:.2f}" for variant in variants)
     epochs = record["pretrain"]["epoch"]
@@ -497,24 +497,14 @@ def test_the_longest_run_is_the_committed_record():
     linear = f"{rows['cached features']:.1f} %"
     assert f"`cifar10-summit` reaches {linear} after {took} (one seed)" in README
     noisy = ", ".join(f"{rows[f'linear, noise {strength}']:.1f}" for strength in (1, 2))
-    text = " ".join("\n".join(plain_results()).split())
+    text = " ".join(" ".join(plain_results()).split())
     assert f"linear falls to {noisy} and {rows['linear, noise 3']:.1f} %" in text
-    header = " ".join(recipes()["cifar10-summit"].replace("#", " ").split())
-    assert took in header
-    assert (
-        "{:.2f} linear, {:.2f} kNN (k = 20), {:.2f} (k = 200)".format(
-            *(rows[variants[place]] for place in (0, 2, 3))
-        )
-        in header
-    )
 
 
 def test_the_header_of_the_paper_s_recipe_is_the_committed_record():
     found = []
     for arm in ("paper", "paper-without"):
-        file = ROOT / f"results/studies/tables/runs/{arm}-cifar10-seed0/result.json"
-        rows = json.loads(file.read_text())["evaluations"]
-        values = {row["variant"]: row["value"] for row in rows if row["metric"] == "top1"}
+        values = list_top1(load(f"studies/tables/runs/{arm}-cifar10-seed0/result.json"))
         found += [values["cached features"], values["cosine, k=20"]]
     header = " ".join(recipes()["paper"].replace("#", " ").split())
     assert "{:.2f} linear and {:.2f} kNN (k = 20)".format(*found[:2]) in header
@@ -526,7 +516,7 @@ def plain_results() -> list[str]:
 
 
 def test_the_table_of_the_parts_is_the_committed_record():
-    record = json.loads((ROOT / "results/studies/teacher/results.json").read_text())
+    record = load("studies/teacher/results.json")
     text = "\n".join(plain_results())
     for arm in record["arms"]:
         cells = " | ".join(f"{arm['metrics'][metric]['mean']:.2f}" for metric in METRICS[:2])
@@ -535,8 +525,7 @@ def test_the_table_of_the_parts_is_the_committed_record():
             continue
         for metric in METRICS[:2]:
             difference = arm["difference"][metric]
-            low, high = difference["over_images"]
-            cells += f" | {difference['mean']:+.2f} [{low:+.2f}, {high:+.2f}]"
+            cells += f" | {show_change(difference['mean'], difference['over_images'])}"
         assert f" | {cells} |" in text
     cells = {(cell["arm"], cell["seed"]): cell["metrics"][METRICS[0]] for cell in record["cells"]}
     hard, whole = (cells[arm, 0] - cells["none", 0] for arm in ("form-hard", "recipe"))
@@ -547,7 +536,7 @@ def test_the_table_of_the_parts_is_the_committed_record():
 
 
 def test_what_may_be_better_than_best_is_the_records():
-    record = json.loads((ROOT / "results/studies/teacher-holdout/results.json").read_text())
+    record = load("studies/teacher-holdout/results.json")
     assert (record["evaluate_on"], record["epochs"]) == ("holdout", 60)
     found = {(cell["arm"], cell["seed"]): cell["metrics"] for cell in record["cells"]}
     lines = plain_results()
@@ -560,8 +549,7 @@ def test_what_may_be_better_than_best_is_the_records():
             for m in METRICS[:2]
         ]
         assert f"  | {words} | {' | '.join(', '.join(pair) for pair in gains)} |" in lines
-    lines_of_trials = (ROOT / "results/cifar10-search/teacher-trials.jsonl").read_text()
-    trials = {trial["name"]: trial for trial in map(json.loads, lines_of_trials.splitlines())}
+    trials = {trial["name"]: trial for trial in load_lines("cifar10-search/teacher-trials.jsonl")}
     pairs = (("nt+rel tt.07", "ts.2 tt.1"), ("tt.07 seed1", "nt+rel s1"))
     knn, linear = (
         ", ".join(f"{trials[new][key] - trials[old][key]:+.2f}" for new, old in pairs)
@@ -575,9 +563,9 @@ def test_trials_of_the_teacher_are_their_records():
     """With each optimiser beside SimCLR with the same one."""
     trials = {}
     for name in ("teacher", "fifth"):
-        lines = (ROOT / f"results/cifar10-search/{name}-trials.jsonl").read_text().splitlines()
-        trials |= {trial["name"]: trial["lin"] for trial in map(json.loads, lines)}
-    page = " ".join("\n".join(plain_results()).split())
+        lines = load_lines(f"cifar10-search/{name}-trials.jsonl")
+        trials |= {trial["name"]: trial["lin"] for trial in lines}
+    page = " ".join(" ".join(plain_results()).split())
     alone, with_muon = trials["nt"], trials["simclr muon .03"]
     same, lower = (trials[name] - with_muon for name in ("muon .03", "muon .015"))
     seeds = (trials["ts.2 tt.1"] - alone, trials["nt+rel s1"] - trials["nt seed1"])
@@ -627,23 +615,15 @@ TAUGHT = {
 
 def test_the_gains_of_methods_in_sentences_are_the_record():
     """The table itself is written by docs/tables.py."""
-    file = ROOT / "results/studies/methods/results.json"
     found = {
         arm["arm"].removesuffix("+divergence"): arm["difference"][METRICS[0]]
-        for arm in json.loads(file.read_text())["arms"]
+        for arm in load("studies/methods/results.json")["arms"]
         if arm["series"] == "with divergence"
     }
     assert found.keys() == {*GAINING, *TAUGHT, "barlow-twins", "dim"}
     gains = {method: pair["mean"] + 1e-9 for method, pair in found.items()}  # 1.45 is 1.5
     intervals = {m: pair["over_images"] or pair["interval"] for m, pair in found.items()}
-    methods, results, readme = (
-        " ".join(text.split())
-        for text in (
-            (ROOT / "docs/methods.md").read_text(),
-            (ROOT / "docs/results.md").read_text(),
-            README,
-        )
-    )
+    methods, results, readme = map(read_page, ("docs/methods.md", "docs/results.md", "README.md"))
     assert all(intervals[method][0] > 0.0 for method in GAINING)
     for method, name in GAINING.items():
         assert f"{name} {gains[method]:.1f}" in methods
@@ -663,18 +643,17 @@ def test_the_gains_of_methods_in_sentences_are_the_record():
 
 
 def test_the_control_of_simclr_in_a_sentence_is_the_record():
-    found = json.loads((ROOT / "results/studies/methods/results.json").read_text())["arms"]
+    found = load("studies/methods/results.json")["arms"]
     (control,) = [arm for arm in found if arm["series"] == "control"]  # the sentence is of SimCLR
     linear, knn = (control["metrics"][metric]["mean"] for metric in (METRICS[0], METRICS[2]))
-    page = " ".join((ROOT / "docs/methods.md").read_text().split())
+    page = read_page("docs/methods.md")
     assert f"It has {linear:.1f} linear and {knn:.1f} kNN (k = 200, one seed)" in page
 
 
 def test_what_seeds_and_settings_change_about_the_gains_of_methods_is_the_record():
-    file = ROOT / "results/studies/methods/results.json"
     found = [
         arm["difference"][METRICS[0]]
-        for arm in json.loads(file.read_text())["arms"]
+        for arm in load("studies/methods/results.json")["arms"]
         if arm["series"] == "with divergence"
     ]
     spread = [pair["deviation"] for pair in found if pair["n"] > 1]
@@ -683,7 +662,7 @@ def test_what_seeds_and_settings_change_about_the_gains_of_methods_is_the_record
         before = {row["arm"]: float(row[METRICS[0]]) for row in csv.DictReader(file)}
     gain = before["nnclr+divergence"] - before["nnclr"]
     for name in ("docs/results.md", "docs/methods.md"):
-        page = " ".join((ROOT / name).read_text().split())
+        page = read_page(name)
         assert f"varies by {min(spread):.1f} to {max(spread):.1f} between seeds" in page
     assert f"gained {gain:.1f} points instead of" in page
     assert f"({before['nnclr']:.1f} to {before['nnclr+divergence']:.1f}," in page
@@ -694,9 +673,9 @@ def test_what_published_settings_change_is_the_record():
         with (ROOT / "results/cifar10-search" / name).open() as file:
             return {row["arm"]: row for row in csv.DictReader(file)}
 
-    study = json.loads((ROOT / "results/studies/methods/results.json").read_text())
+    study = load("studies/methods/results.json")
     recipes = {arm["arm"]: arm["metrics"] for arm in study["arms"]}
-    page = " ".join((ROOT / "docs/methods.md").read_text().split())
+    page = read_page("docs/methods.md")
     old = read("methods-before.csv")["dino"]
     linear, knn = (recipes["dino"][m]["mean"] - float(old[m]) for m in (METRICS[0], METRICS[2]))
     assert f"it has {linear:.1f} points more than before, and {knn:.1f} in kNN" in page
@@ -712,7 +691,7 @@ def test_what_published_settings_change_is_the_record():
 
 
 def test_what_methods_lack_to_published_figures_is_the_record():
-    study = json.loads((ROOT / "results/studies/methods/results.json").read_text())
+    study = load("studies/methods/results.json")
     here = {arm["arm"]: arm["metrics"] for arm in study["arms"]}
     published = {each.series: each.values for each in find_study("methods").published}
     page = (ROOT / "docs/methods.md").read_text().split("### Which methods are below")[1]
@@ -736,7 +715,7 @@ def test_what_methods_lack_to_published_figures_is_the_record():
 
 def test_the_tables_of_measures_are_the_committed_records():
     lines = plain_results()
-    record = json.loads((ROOT / "results/cifar10-summit/result.json").read_text())
+    record = load("cifar10-summit/result.json")
     found = {(row["variant"], row["metric"]): row["value"] for row in record["evaluations"]}
     few, clusters = "10 labels per class, nearest", ", test split"
     for metric, *variants in (
@@ -757,7 +736,7 @@ def test_the_tables_of_measures_are_the_committed_records():
     ):
         cells = " | ".join(f"{found[variant, metric]:.1f}" for variant in variants)
         assert any(line.endswith(f" | {cells} |") for line in lines), cells
-    rows = json.loads((ROOT / "results/measures/cifar10.json").read_text())["rows"]
+    rows = load("measures/cifar10.json")["rows"]
     for words, variant in (
         ("nearest mean by cosine, centred", "nearest mean, cosine of centred features"),
         ("nearest class by the divergence over a bank", "nearest class, divergence over a bank"),
@@ -765,7 +744,7 @@ def test_the_tables_of_measures_are_the_committed_records():
         ("`label`", "with the bank"),
     ):
         chosen = [row for row in rows if row["variant"] == variant and "labels_per_class" in row]
-        cells = " | ".join(f"{row['mean']:.1f} ± {row['deviation']:.1f}" for row in chosen)
+        cells = " | ".join(show_spread(row, digits=1) for row in chosen)
         empty = "| " * (6 - len(chosen))
         assert f"| {words} {empty}| {cells} |" in lines
     bank, cosine = (
@@ -798,8 +777,7 @@ CHANGED = {
 
 def test_the_table_of_the_search_is_the_committed_record():
     lines = (ROOT / "docs/log.md").read_text().splitlines()
-    records = ROOT / "results/cifar10-search/fourth-trials.jsonl"
-    trials = {line["name"]: line for line in map(json.loads, records.read_text().splitlines())}
+    trials = {line["name"]: line for line in load_lines("cifar10-search/fourth-trials.jsonl")}
 
     def cells(arm: str, *names: str) -> str:
         found = [trials[f"{arm}-24px-{n}"] for n in names if f"{arm}-24px-{n}" in trials]
@@ -818,16 +796,15 @@ def test_the_table_of_the_search_is_the_committed_record():
 
 def test_the_table_of_subnetworks_is_the_committed_record():
     page = (ROOT / "docs" / "studies.md").read_text()
-    results = json.loads((ROOT / "results/studies/kappa-cifar10/results.json").read_text())
+    results = load("studies/kappa-cifar10/results.json")
     linear = "linear, cached features"
     checked = 0
     for arm in results["arms"]:
         name = "none (SimCLR)" if arm["arm"] == "none" else arm["arm"]
         found = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
         if found:
-            mean, deviation = (arm["metrics"][linear][key] for key in ("mean", "deviation"))
             cells = [cell.strip() for cell in found[0].split("|")]
-            assert cells[2] == f"{mean:.1f} ± {deviation:.1f}"
+            assert cells[2] == show_spread(arm["metrics"][linear], digits=1)
             if arm["arm"] != "none":
                 change = arm["difference"][linear]
                 assert cells[3] == f"{change['mean']:+.1f} ± {change['deviation']:.1f}"
@@ -837,25 +814,22 @@ def test_the_table_of_subnetworks_is_the_committed_record():
 
 def test_kernels_rings_and_the_plane_are_their_records():
     """Numbers in sentences of docs/studies.md."""
-    page = " ".join((ROOT / "docs" / "studies.md").read_text().split())
-    studies = ROOT / "results" / "studies"
-    results = json.loads((studies / "psi-cifar10" / "results.json").read_text())
-    arms = {arm["arm"]: arm for arm in results["arms"]}
+    page = read_page("docs/studies.md")
+    arms = {arm["arm"]: arm for arm in load("studies/psi-cifar10/results.json")["arms"]}
     names = {"gaussian": "Gaussian", "inverse": "1/(1+D)", "sqrt": "sqrt(1-D)", "arccot": "arccot"}
     assert arms.keys() == {"none", "linear", *names}
     names |= {"linear": "1-D/max D", "none": "without the divergence"}
     apart = []
     for arm, name in names.items():
         found, change = arms[arm]["metrics"][METRICS[0]], arms[arm].get("difference")
-        assert f"| {name} | {found['mean']:.1f} ± {found['deviation']:.1f} |" in page
+        assert f"| {name} | {show_spread(found, digits=1)} |" in page
         low, high = change[METRICS[0]]["interval"] if change else (0.0, 0.0)
         if low > 0.0 or high < 0.0:
-            mean = change[METRICS[0]]["mean"]
-            apart.append(f"{name} {mean:+.2f} [{low:+.2f}, {high:+.2f}]")
+            apart.append(f"{name} {show_change(change[METRICS[0]]['mean'], (low, high))}")
     assert f"two exclude zero, both below it: {' and '.join(apart)}." in page
 
     def read(name: str) -> dict[tuple[str, str], dict[str, float]]:
-        rows = json.loads((studies / name / "results.json").read_text())["rows"]
+        rows = load(f"studies/{name}/results.json")["rows"]
         return {(row["arm"], row["metric"]): row for row in rows}
 
     rings, plane, seen = read("distributions"), read("divergence-2d"), read("tsne")
@@ -909,17 +883,13 @@ def test_what_the_bank_adds_after_100_epochs_is_the_committed_record():
     def compare(arm: str, number: str) -> str:
         differences = []
         for seed in range(3):
-            file = ROOT / f"results/studies/tables/runs/{arm}-cifar10-seed{seed}/result.json"
-            rows = json.loads(file.read_text())["evaluations"]
-            found = {row["variant"]: row["value"] for row in rows if row["metric"] == "top1"}
+            found = list_top1(load(f"studies/tables/runs/{arm}-cifar10-seed{seed}/result.json"))
             bank = found[f"{number} per class, nearest class, divergence over a bank"]
             mean = found[f"{number} per class, nearest mean, cosine of centred features"]
             differences.append(bank - mean)
-        half = t.ppf(0.975, 2) * statistics.stdev(differences) / 3**0.5
-        mean = statistics.mean(differences)
-        return f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
+        return show_changes(differences, digits=1)
 
-    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    page = read_page("docs/results.md")
     numbers = ("1 label", *(f"{number} labels" for number in (2, 5, 10, 20)))
     assert f"| `best` | {' | '.join(compare('best', number) for number in numbers)} |" in page
     assert f"`simclr` gains with one label only ({compare('simclr', '1 label')})." in page
@@ -989,15 +959,13 @@ def test_the_tables_of_health_are_the_committed_records():
 
 
 def test_smaller_views_on_a_cpu_are_the_committed_record():
-    record = json.loads((ROOT / "results/studies/view-size-cpu/results.json").read_text())
+    record = load("studies/view-size-cpu/results.json")
     found = {(c["arm"], c["seed"]): c["metrics"][METRICS[0]] for c in record["cells"]}
     changes = [found["simclr-0.5", seed] - found["simclr-1.0", seed] for seed in range(3)]
-    mean, half = statistics.mean(changes), t.ppf(0.975, 2) * statistics.stdev(changes) / 3**0.5
     page = (ROOT / "docs/studies.md").read_text()
-    assert f"is {mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}], paired by seed" in page
+    assert f"is {show_changes(changes, digits=1)}, paired by seed" in page
     for arm in record["arms"]:
-        summary = arm["metrics"][METRICS[0]]
-        assert f" {summary['mean']:.2f} ± {summary['deviation']:.2f} |" in page
+        assert f" {show_spread(arm['metrics'][METRICS[0]])} |" in page
 
 
 def test_the_table_of_auto_is_the_committed_records():
@@ -1007,8 +975,7 @@ def test_the_table_of_auto_is_the_committed_records():
         """Return the mean of each arm over samples of images."""
         values: dict[str, list[float]] = {}
         for name in names:
-            for line in (ROOT / "results/auto" / f"{name}.jsonl").read_text().splitlines():
-                row = json.loads(line)
+            for row in load_lines(f"auto/{name}.jsonl"):
                 values.setdefault(row["arm"], []).append(row[measure])
         return {
             arm: statistics.mean(found) for arm, found in values.items() if len(found) == len(names)
@@ -1042,9 +1009,8 @@ def test_the_table_of_auto_is_the_committed_records():
         assert any(numbers == re.findall(r"\d+\.\d", row)[: len(numbers)] for row in rows), numbers
     brief = read("gpu/cifar10-20000-seed0")
     assert f"no divergence was {brief[without] - brief['auto']:.1f} points ahead" in page
-    lines = (ROOT / "results/auto/rates.jsonl").read_text().splitlines()
     tried: dict[float, list[float]] = {}
-    for row in map(json.loads, lines):
+    for row in load_lines("auto/rates.jsonl"):
         if (row["images"], row["epochs"]) == (300, 25) and row["draw"] < 3:
             tried.setdefault(row["learning_rate"], []).append(row["linear"])
     best = max(statistics.mean(values) for values in tried.values() if len(values) == 2)
@@ -1054,13 +1020,12 @@ def test_the_table_of_auto_is_the_committed_records():
 
 def test_what_an_epoch_of_best_costs_is_the_committed_record():
     """By the fastest epochs, in which no other run had a part of the GPU."""
-    runs = ROOT / "results/studies/teacher/runs"
     speeds = {}
     for arm in ("none", "recipe", "term-infonce-instead"):
-        lines = (runs / f"{arm}-seed1" / "metrics.jsonl").read_text().splitlines()
-        speeds[arm] = max(json.loads(line)["images_per_second"] for line in lines)
+        epochs = load_lines(f"studies/teacher/runs/{arm}-seed1/metrics.jsonl")
+        speeds[arm] = max(epoch["images_per_second"] for epoch in epochs)
     longer = speeds["none"] / speeds["recipe"]
-    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    page = read_page("docs/results.md")
     said = f"`best` took {longer:.2f} times as long as one of `simclr`, and one of the control"
     assert f"{said} {speeds['none'] / speeds['term-infonce-instead']:.2f} times" in page
     assert f"An epoch of `best` takes {longer:.2f} times as long as one of `simclr`" in README
@@ -1070,12 +1035,8 @@ def test_what_an_epoch_of_best_costs_is_the_committed_record():
     assert f"epochs = {200 / longer:.0f}/'" in studies
 
     def describe(folder: str, metric: str) -> str:
-        runs = [ROOT / "results/studies" / f"{folder}-seed{seed}" for seed in range(3)]
-        rows = [json.loads((run / "result.json").read_text())["evaluations"] for run in runs]
-        values = [
-            next(r["value"] for r in found if (r["variant"], r["metric"]) == (metric, "top1"))
-            for found in rows
-        ]
+        runs = [load(f"studies/{folder}-seed{seed}/result.json") for seed in range(3)]
+        values = [list_top1(run)[metric] for run in runs]
         return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
     half, whole = "tables/runs/best-cifar10", "comparison-teacher/runs/simclr"
