@@ -47,13 +47,22 @@ def run(short_config, photos, tmp_path_factory) -> Run:
     return pretrain(config, run=tmp_path_factory.mktemp("runs") / "run")
 
 
+def colour_of(name: str) -> str:
+    return name.partition("-")[0]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
 def write_table(path: Path, *names: str) -> Path:
-    lines = [f"{name},{name.partition('-')[0]}" for name in names]
+    lines = [f"{name},{colour_of(name)}" for name in names]
     path.write_text("\n".join(["image,label", *lines]) + "\n")
     return path
 
 
 FEW = [f"{name}-{index}.png" for name in ("red", "blue") for index in range(4)]
+LABELS = {name: colour_of(name) for name in FEW}
 
 
 def test_photographs_from_a_table(command, run, tmp_path):
@@ -65,11 +74,10 @@ def test_photographs_from_a_table(command, run, tmp_path):
     assert (code, err) == (0, "")
     assert "expected accuracy" in said
     assert "with 4 times as many labels, drawn at random, it is about half" in said
-    with out.open(newline="") as file:
-        rows = {row["image"]: row for row in csv.DictReader(file)}
+    rows = {row["image"]: row for row in read_rows(out)}
     assert len(rows) == 30
     for name, row in rows.items():
-        assert row["label"] == name.partition("-")[0]
+        assert row["label"] == colour_of(name)
         shares = [float(row["probability of red"]), float(row["probability of blue"])]
         assert sum(shares) == pytest.approx(1.0, abs=2e-4)
         assert float(row["probability"]) == max(shares)
@@ -93,17 +101,13 @@ def test_photographs_from_a_table(command, run, tmp_path):
 def test_predicted_labels_that_the_user_corrects_are_no_random_sample(run, tmp_path):
     table = write_table(tmp_path / "few.csv", *FEW)
     deepbregman.label(run, table, out=tmp_path / "all.csv", suggest=0)
-    with (tmp_path / "all.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(tmp_path / "all.csv")
     corrected = [row for row in rows if row["given"] == "no"][:3]
     for row in corrected:
         row.update(given="yes", label="blue")
     for row in rows:  # a new name for a class is no correction
         row["label"] = {"red": "scarlet"}.get(row["label"], row["label"])
-    with (tmp_path / "more.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(row for row in rows if row["given"] == "yes")
+    write_csv(tmp_path / "more.csv", [row for row in rows if row["given"] == "yes"])
     found = deepbregman.label(run, tmp_path / "more.csv", suggest=0)
     assert (found.num_examples, found.num_suggested) == (11, 3)
     marked = [
@@ -122,17 +126,13 @@ def test_what_was_suggested_stays_so_in_the_next_rounds(output, run, tmp_path):
         assert f"from {len(FEW)} labelled images" in said
         said_so = f"({len(marked)} more are not a random choice: they teach" in said
         assert said_so == bool(marked)
-        with out.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = read_rows(out)
         assert {row["image"] for row in rows if row["suggested"]} == marked
         for row in rows:
             if row["label next"]:  # the user confirms the label
                 row["given"] = "yes"
                 marked.add(row["image"])
-        with out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(out, rows)
         table = out
     assert len(marked) == 6
 
@@ -140,10 +140,9 @@ def test_what_was_suggested_stays_so_in_the_next_rounds(output, run, tmp_path):
 def test_a_changed_label_counts_or_is_refused(refusal, run, tmp_path):
     """Whoever corrects a label in a spreadsheet, and forgets the column given, must hear of it."""
     first, table = tmp_path / "first.csv", tmp_path / "table.csv"
-    few = {name: name.partition("-")[0].replace("r", "R") for name in FEW}  # Red and blue
+    few = {name: label.replace("r", "R") for name, label in LABELS.items()}  # Red and blue
     deepbregman.label(run, few, out=first)
-    with first.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(first)
     changed = [row for row in rows if row["given"] == "no"][:2]
     for row, label in zip(changed, ("green", "red"), strict=True):
         row["label"] = label
@@ -159,7 +158,7 @@ def test_a_changed_label_counts_or_is_refused(refusal, run, tmp_path):
         err = refusal(*verb, run.path, "--labels", table)
         names = f"'{changed[0]['image']}', '{changed[1]['image']}'"
         words = f"the label is not the predicted one for 2 images ({names}), but the column given"
-        assert words in " ".join(err.split())
+        assert words in err
     for row in changed:
         row |= {"label": "Red", "given": "yes"}
     write()
@@ -196,12 +195,11 @@ def test_the_first_images_to_label_are_drawn(command, refusal, run, tmp_path):
     )
     assert (code, err) == (0, "")
     assert f"next: deepbregman label {run.path} --labels {few}" in said
-    with few.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(few)
     names = [row["image"] for row in rows]
     assert len(set(names)) == 8
     assert names != sorted(names)  # the first few are a random sample too
-    assert {name.partition("-")[0] for name in names} == {"red", "blue"}
+    assert {colour_of(name) for name in names} == {"red", "blue"}
     assert {row["label"] for row in rows} == {""}
     with Image.open(sheet) as image:
         assert image.width > 8 * 112
@@ -211,7 +209,7 @@ def test_the_first_images_to_label_are_drawn(command, refusal, run, tmp_path):
     again = ("--seed", 3, "--suggest", 8, "--accelerator", "cpu", "--devices", 2)
     assert command("label", run.path, "--out", tmp_path / "c.csv", *again)[0] == 0
     assert (tmp_path / "c.csv").read_text() == few.read_text()
-    lines = [f"{name},{name.partition('-')[0]}" for name in names[:7]]
+    lines = [f"{name},{colour_of(name)}" for name in names[:7]]
     few.write_text("\n".join(["image,label", *lines, f"{names[7]},"]) + "\n")
     assert deepbregman.label(run, few).num_examples == 7
     # What only counts with labels says that they are missing.
@@ -275,8 +273,7 @@ def test_a_class_with_one_label_is_pointed_out(output, run, tmp_path):
     said = output("label", run.path, "--labels", few, "--out", out, "--suggest", 3)
     assert "only one image has the label violet, so" in said
     assert "from 9 labelled images" in said
-    with out.open(newline="") as file:
-        rows = {row["image"]: row for row in csv.DictReader(file)}
+    rows = {row["image"]: row for row in read_rows(out)}
     own = rows.pop("red-9.png")
     assert (own["label"], own["given"], own["probability of violet"]) == ("violet", "yes", "1.0000")
     assert own["label next"] == ""
@@ -357,9 +354,9 @@ def test_labels_that_differ_in_case_are_pointed_out(run, tmp_path):
     assert any("'Red' and 'red' differ in case alone" in words for words in _find_surprises(found))
 
 
-def test_class_folders_with_copies_and_strangers(command, run, photos, tmp_path):
-    for name in FEW:
-        folder = tmp_path / "few" / name.partition("-")[0]
+def test_class_folders_with_copies_and_strangers(run, photos, tmp_path):
+    for name, label in LABELS.items():
+        folder = tmp_path / "few" / label
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(photos / name, folder / f"renamed-{name}")
     Image.new("RGB", (10, 10), (200, 40, 40)).save(tmp_path / "few" / "red" / "stranger.png")
@@ -367,7 +364,7 @@ def test_class_folders_with_copies_and_strangers(command, run, photos, tmp_path)
     assert found.num_examples == 9
     given = {name for name, known in zip(found.names, found.given, strict=True) if known}
     assert given == set(FEW)  # found by their bytes
-    assert found.labels == [name.partition("-")[0] for name in found.names]
+    assert found.labels == [colour_of(name) for name in found.names]
     assert found.measured is None
 
 
@@ -382,10 +379,9 @@ def test_new_photos_are_labelled_by_those_of_the_run(command, run, photos, tmp_p
     words = ("label", run.path, "--labels", few, "--data", new, "--suggest", 2, "--out", out)
     code, said, err = command(*words)
     assert (code, err) == (0, "")
-    with out.open(newline="") as file:
-        found = {row["image"]: (row["label"], row["given"]) for row in csv.DictReader(file)}
+    found = {row["image"]: (row["label"], row["given"]) for row in read_rows(out)}
     right = {"a": ("blue", "no"), "b": ("red", "no"), "known.png": ("red", "yes")}
-    assert found == {path.name: right[path.name.partition("-")[0]] for path in new.iterdir()}
+    assert found == {path.name: right[colour_of(path.name)] for path in new.iterdir()}
     said = " ".join(said.split())
     assert "from 8 labelled images; it holds for images like the labelled ones" in said
     assert "add them and their labels to what --labels names" in said
@@ -405,8 +401,8 @@ def test_new_photos_may_have_names_of_others(command, run, photos, tmp_path):
         code, _, err = command(*words)
         if code:
             return err, {}
-        with (tmp_path / "new.csv").open(newline="") as file:
-            return err, {r["image"]: (r["label"], r["given"]) for r in csv.DictReader(file)}
+        rows = read_rows(tmp_path / "new.csv")
+        return err, {row["image"]: (row["label"], row["given"]) for row in rows}
 
     both = f"{photos} and {new} both have 1 labelled name ('red-0.png') for different photos"
     err, found = label(few)
@@ -477,14 +473,14 @@ def test_drawn_photos_with_names_of_others_can_be_labelled(command, run, photos,
     (new / "._red-0.png").write_bytes(b"")  # as macOS adds them
     code, *_ = command("label", run.path, "--data", new, "--out", few, "--suggest", 8)
     assert code == 0
-    names = [row["image"] for row in csv.DictReader(few.read_text().splitlines())]
+    names = [row["image"] for row in read_rows(few)]
     right = {name: "blue" if name.startswith("red") else "red" for name in names}
     few.write_text("image,label\n" + "".join(f"{name},{right[name]}\n" for name in names))
     words = ("--data", new, "--labels", few, "--out", tmp_path / "all.csv")
     code, _, err = command("label", run.path, *words)
     assert code == 0, err
     assert f"the labels are taken for {new}, which has all labelled names and fewer others" in err
-    rows = csv.DictReader((tmp_path / "all.csv").read_text().splitlines())
+    rows = read_rows(tmp_path / "all.csv")
     assert {r["image"]: r["label"] for r in rows if r["given"] == "yes"} == right
 
 
@@ -515,7 +511,7 @@ def test_the_folder_of_the_labels_is_not_where_the_run_names_it(
     monkeypatch.chdir(tmp_path / "new")
     err = refusal("label", "../runs/run", "--labels", few, "--data", ".")
     assert "8 of 8 names are not images of the data" in err
-    assert "such as 'x.png', or to the run's own, photos" in " ".join(err.split())
+    assert "such as 'x.png', or to the run's own, photos" in err
 
 
 def test_a_label_of_the_run_may_name_a_whole_path(run, photos, tmp_path):
@@ -523,7 +519,7 @@ def test_a_label_of_the_run_may_name_a_whole_path(run, photos, tmp_path):
     new.mkdir()
     for index in (8, 9):
         shutil.copy(photos / f"red-{index}.png", new / f"{index}.png")
-    labels = {str(photos / name): name.partition("-")[0] for name in FEW}
+    labels = {str(photos / name): label for name, label in LABELS.items()}
     labels[str(new / "8.png")] = "red"
     found = deepbregman.label(run, labels, data=str(new), suggest=0)
     assert found.num_examples == len(FEW) + 1
@@ -533,7 +529,7 @@ def test_a_label_of_the_run_may_name_a_whole_path(run, photos, tmp_path):
     }
 
 
-def test_a_label_may_name_a_file_as_seen_from_here(command, run, photos, tmp_path, monkeypatch):
+def test_a_label_may_name_a_file_as_seen_from_here(run, photos, tmp_path, monkeypatch):
     """From the folder of the command, or from the user's own: in the data or elsewhere."""
     monkeypatch.chdir(photos.parent)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -542,8 +538,7 @@ def test_a_label_may_name_a_file_as_seen_from_here(command, run, photos, tmp_pat
     for index in (8, 9):
         shutil.copy(photos / f"red-{index}.png", new / f"{index}.png")
     Image.new("RGB", (10, 10), (200, 40, 40)).save(tmp_path / "stranger.png")
-    seen = [f"photos/{name}" for name in FEW]
-    labels = {name: name.partition("/")[2].partition("-")[0] for name in seen}
+    labels = {f"photos/{name}": label for name, label in LABELS.items()}
     labels[os.path.relpath(tmp_path / "stranger.png")] = "red"
     Image.new("RGB", (10, 10), (190, 40, 40)).save(tmp_path / "guest.png")
     labels["~/guest.png"] = "red"
@@ -564,12 +559,12 @@ def test_a_folder_is_listed_once(run, photos, tmp_path, monkeypatch):
         shutil.copytree(photos, tmp_path / "all" / name)
     listed, scandir = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda at: [listed.append(Path(at)), scandir(at)][1])
-    labels = {f"two/{name}": name.partition("-")[0] for name in FEW}
+    labels = {f"two/{name}": label for name, label in LABELS.items()}
     deepbregman.label(run, labels, data=str(tmp_path / "all"), suggest=0)
     assert listed.count(tmp_path / "all" / "two") == 1
 
 
-def test_new_photos_need_not_be_a_folder(command, run, tmp_path):
+def test_new_photos_need_not_be_a_folder(run, tmp_path):
     random = np.random.default_rng(1)
     pixels = random.integers(0, 90, (6, 10, 10, 3), dtype=np.uint8)
     pixels[:3, ..., 0] += 150
@@ -592,13 +587,12 @@ def test_images_may_be_named_by_their_places(run):
 
 
 def test_a_label_that_was_predicted_for_sure_is_not_taken_for_a_given_one(run, tmp_path):
-    found = deepbregman.label(run, {name: name.partition("-")[0] for name in FEW}, suggest=0)
+    found = deepbregman.label(run, LABELS, suggest=0)
     sure = replace(found, probabilities=found.probabilities.round())
     write_labels(tmp_path / "all.csv", sure, [])
     given = read_labels(tmp_path / "all.csv")
     assert len(given) == len(FEW)
-    with (tmp_path / "all.csv").open(newline="") as file:
-        rows = [{**row, "given": "yes"} for row in csv.DictReader(file)]  # all are confirmed
+    rows = [{**row, "given": "yes"} for row in read_rows(tmp_path / "all.csv")]  # all confirmed
     write_csv(tmp_path / "confirmed.csv", rows)
     given = read_labels(tmp_path / "confirmed.csv")
     assert {item.image for item in given if not item.is_suggested} == set(FEW)
@@ -668,15 +662,15 @@ def test_a_table_of_a_dataset_names_images_without_their_extension(
 ):
     """As HAM10000 does. A name that two images share, but for the extension, is refused."""
     folder = shutil.copytree(photos, tmp_path / "photos" / "part one")
-    lines = [f"{index},{name[:-4]},{name.partition('-')[0]}" for index, name in enumerate(FEW)]
+    lines = [f"{index},{name[:-4]},{colour_of(name)}" for index, name in enumerate(FEW)]
     table = tmp_path / "metadata.csv"
     table.write_text("\n".join(["lesion_id,image_id,label", *lines]) + "\n")
     words = ("label", run.path, "--labels", table, "--data", folder.parent, "--out")
     code, _, err = command(*words, tmp_path / "all.csv")
     assert code == 0, err
-    rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
+    rows = read_rows(tmp_path / "all.csv")
     given = {row["image"]: row["label"] for row in rows if row["given"] == "yes"}
-    assert given == {f"part one/{name}": name.partition("-")[0] for name in FEW}
+    assert given == {f"part one/{name}": label for name, label in LABELS.items()}
     shutil.copy(folder / "red-0.png", folder / "red-0.jpg")
     err = refusal(*words, tmp_path / "again.csv")
     assert "1 of 8 names are not images of the data ('red-0')" in err
@@ -687,7 +681,7 @@ def test_names_that_a_table_protects_are_found(run, photos, tmp_path):
     shutil.copytree(photos, tmp_path / "photos")
     for path in (tmp_path / "photos").iterdir():
         path.rename(path.with_name(f"-{path.name}"))
-    few = {f"-{name}": name.partition("-")[0] for name in FEW}
+    few = {f"-{name}": label for name, label in LABELS.items()}
     given = {"data": str(tmp_path / "photos"), "out": tmp_path / "all.csv"}
     first = deepbregman.label(run, few, **given)
     assert "'-red-0.png" in given["out"].read_text()
@@ -719,11 +713,11 @@ def test_a_table_that_a_spreadsheet_saved_in_another_code(refusal, run, photos, 
     (folder / "red-1.png").rename(folder / "größer.png")
     err = refusal("label", run.path, "--labels", table, "--data", folder)
     words = "1 of 8 names are not images of the data ('gr��er.png'); the table is not in UTF-8"
-    assert f'{words}: in a spreadsheet, save it as "CSV UTF-8"' in " ".join(err.split())
+    assert f'{words}: in a spreadsheet, save it as "CSV UTF-8"' in err
     table.write_bytes(table.read_bytes().replace(b",red", b",r\xf6tlich"))
     err = refusal("label", run.path, "--labels", table, "--data", folder)
     words = "the label 'r�tlich' is not in UTF-8: in a spreadsheet, save the table as"
-    assert f'{words} "CSV UTF-8"' in " ".join(err.split())
+    assert f'{words} "CSV UTF-8"' in err
 
 
 def test_labels_of_images_that_are_gone_or_damaged(refusal, run, photos, tmp_path):
@@ -733,8 +727,8 @@ def test_labels_of_images_that_are_gone_or_damaged(refusal, run, photos, tmp_pat
     words = ("label", run.path, "--labels", table, "--data", folder, "--skip-unreadable")
     for _ in ("gone", "damaged"):
         err = refusal(*words)
-        assert "1 of 9 names are not images of the data ('red-99.png')" in " ".join(err.split())
-        assert "delete the lines of images that are gone or cannot be read" in " ".join(err.split())
+        assert "1 of 9 names are not images of the data ('red-99.png')" in err
+        assert "delete the lines of images that are gone or cannot be read" in err
         (folder / "red-99.png").touch()
     write_table(table, *(f"no-{name}" for name in FEW))
     table.write_text(table.read_text().replace("1.png,no", "1.png,yes"))
@@ -782,16 +776,15 @@ def test_a_run_without_a_checkpoint_yet(refusal, run, tmp_path):
     shutil.rmtree(folder / "checkpoints")
     err = refusal("label", folder, "--out", tmp_path / "few.csv")
     words = "a run writes its first checkpoint at the end of an epoch, once a minute has passed"
-    assert words in " ".join(err.split())
+    assert words in err
     assert not (tmp_path / "few.csv").exists()
 
 
 def test_more_errors(run, photos):
-    few = {name: name.partition("-")[0] for name in FEW}
     with pytest.raises(UserError, match=r"'red-1.png' is 'blue' and 'red'"):
-        deepbregman.label(run, {**few, str(photos / "red-1.png"): "blue"})
-    everything = {path.name: path.name.partition("-")[0] for path in photos.iterdir()}
+        deepbregman.label(run, {**LABELS, str(photos / "red-1.png"): "blue"})
+    everything = {path.name: colour_of(path.name) for path in photos.iterdir()}
     with pytest.raises(UserError, match=r"all 30 images .* have labels.*other photos .*--data"):
         deepbregman.label(run, everything)
     with pytest.raises(UserError, match="'devergence' is not one of"):
-        deepbregman.label(run, few, by=["devergence"])
+        deepbregman.label(run, LABELS, by=["devergence"])
