@@ -9,6 +9,7 @@ import gc
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -157,12 +158,12 @@ def output(command) -> Callable[..., str]:
 
 @pytest.fixture
 def refusal(command) -> Callable[..., str]:
-    """Run a command line that must be refused, with exit code 2; return its errors."""
+    """Run a command line that must be refused, with exit code 2; return its errors as one line."""
 
     def run(*words: object) -> str:
         code, out, err = command(*words)
         assert code == 2, out + err
-        return err
+        return " ".join(err.split())
 
     return run
 
@@ -246,6 +247,15 @@ def short_config() -> Config:
 @pytest.fixture(scope="session")
 def short_run(tmp_path_factory, short_config) -> Run:
     return pretrain(short_config, run=tmp_path_factory.mktemp("runs") / "short")
+
+
+@pytest.fixture
+def copied_run(short_run, tmp_path) -> Run:
+    """A copy of the short run to write into, without what other tests measured of it."""
+    shutil.copytree(short_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("features"))
+    path = tmp_path / "run" / "result.json"
+    path.write_text(json.dumps({"pretrain": json.loads(path.read_text())["pretrain"]}))
+    return Run.open(path.parent)
 
 
 @pytest.fixture(scope="session")

@@ -487,7 +487,6 @@ class TestErrors:
     def test_table(self, refusal, words, expected, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         err = refusal(*words)
-        assert "Traceback" not in err
         for part in expected:
             assert part in err
         assert list(tmp_path.iterdir()) == []
@@ -511,7 +510,6 @@ class TestErrors:
         """Expect a refusal that leaves no run folder behind; return its words."""
         code, _, err = command("pretrain", *words, "--run", folder)
         assert code == 2
-        assert "Traceback" not in err
         assert err.count("\n") == 1  # one paragraph
         assert not folder.exists()
         assert not list(folder.parent.glob(f".{folder.name}*"))
@@ -562,12 +560,11 @@ class TestErrors:
         assert (code, err) == (0, "")
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
-    def test_unreadable_images_of_each_folder_are_told_once(self, command, short_run, damaged):
+    def test_unreadable_images_of_each_folder_are_told_once(self, command, copied_run, damaged):
         """Of the images to evaluate on, and of those that they are told from."""
-        run = shutil.copytree(short_run.path, damaged.parent / "run")
         other = shutil.copytree(damaged, damaged.parent / "other")
         words = ("--protocol", "knn", "ood", "--data", damaged, "--ood.against", other)
-        code, out, err = command("evaluate", run, *words, "--skip-unreadable")
+        code, out, err = command("evaluate", copied_run.path, *words, "--skip-unreadable")
         assert (code, err) == (0, "")
         told = [line for line in out.splitlines() if "left out" in line]
         assert told == [
@@ -640,19 +637,19 @@ class TestErrors:
         assert "is no run: name another with --run" in err
         assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious.txt"]
 
-    def test_a_checkpoint_of_another_shape(self, refusal, short_run, tmp_path):
-        shutil.copytree(short_run.path, tmp_path / "run")
-        other = override(short_run.config, {"divergence.num_subnetworks": 11})
-        (tmp_path / "run" / "config.toml").write_text(to_toml(other))
-        before = (tmp_path / "run" / "result.json").read_text()
-        err = refusal("evaluate", tmp_path / "run")
+    def test_a_checkpoint_of_another_shape(self, refusal, copied_run):
+        run = copied_run.path
+        other = override(copied_run.config, {"divergence.num_subnetworks": 11})
+        (run / "config.toml").write_text(to_toml(other))
+        before = (run / "result.json").read_text()
+        err = refusal("evaluate", run)
         assert "does not fit" in err
         assert "(10," in err or ", 10" in err
         assert "11" in err
-        err = refusal("pretrain", "--resume", tmp_path / "run")
+        err = refusal("pretrain", "--resume", run)
         assert "config.toml" in err
         assert "made with other settings" in err
-        assert (tmp_path / "run" / "result.json").read_text() == before
+        assert (run / "result.json").read_text() == before
 
     def test_a_folder_whose_name_looks_like_markup(self, command, output, recipe, tmp_path):
         folder = tmp_path / "[/x]"
@@ -662,13 +659,13 @@ class TestErrors:
         out = output("evaluate", folder, "--protocol", "knn")
         assert "[/x]" in out
 
-    def test_damaged_records_are_named(self, refusal, short_run, tmp_path):
-        shutil.copytree(short_run.path, tmp_path / "run")
-        (tmp_path / "run" / "result.json").write_text("{half")
-        err = refusal("evaluate", tmp_path / "run", "--protocol", "knn")
+    def test_damaged_records_are_named(self, refusal, copied_run):
+        run = copied_run.path
+        (run / "result.json").write_text("{half")
+        err = refusal("evaluate", run, "--protocol", "knn")
         assert "result.json" in err
-        (tmp_path / "run" / "config.toml").write_bytes(b"seed = 1 # caf\xe9")
-        err = refusal("evaluate", tmp_path / "run")
+        (run / "config.toml").write_bytes(b"seed = 1 # caf\xe9")
+        err = refusal("evaluate", run)
         assert "config.toml" in err
         assert "UTF-8" in err
 
@@ -745,7 +742,6 @@ class TestErrors:
         (tmp_path / "file").write_text("x")
         err = refusal("pretrain", recipe, "--run", tmp_path / "file" / "run")
         assert "file" in err
-        assert "Traceback" not in err
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
     def test_cuda_without_a_gpu(self, refusal, recipe, tmp_path):
@@ -823,11 +819,8 @@ def test_an_option_that_training_does_not_use_is_told(words, why, few_digits, tm
     assert notes == ([(field, why)] if why else [])
 
 
-def test_another_method_than_the_recipe_s_names_the_way_to_it(few_digits, capsys):
+def test_another_method_than_the_recipe_s_names_the_way_to_it(few_digits, refusal):
     """It seemed that SimCLR were the only method."""
-    with pytest.raises(SystemExit) as caught:
-        main(["pretrain", few_digits, "--objective.name", "byol"])
-    assert caught.value.code == 2
-    said = " ".join(capsys.readouterr().err.split())
+    said = refusal("pretrain", few_digits, "--objective.name", "byol")
     assert "--objective.name is 'byol', and the method of the recipe auto is simclr" in said
     assert "`deepbregman recipes`" in said

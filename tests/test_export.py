@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deepbregman import export, load_encoder
-from deepbregman.cli import main
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
 from deepbregman.exporting import formats
@@ -439,18 +438,9 @@ class TestLoading:
 
 
 class TestCommand:
-    def fails(self, capsys: pytest.CaptureFixture[str], *words: object) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main(["export", *map(str, words)])
-        assert caught.value.code == 2
-        captured = capsys.readouterr()
-        return " ".join((captured.out + captured.err).split())
-
-    def test_it_prints_what_to_do(self, make_run, tmp_path, capsys):
+    def test_it_prints_what_to_do(self, make_run, tmp_path, output):
         run, out = make_run("resnet18"), tmp_path / "e.pth"
-        main(["export", str(run.path), "--format", "torchvision", "--out", str(out)])
-        printed = capsys.readouterr().out
+        printed = output("export", run.path, "--format", "torchvision", "--out", out)
         assert f"wrote {out} (" in printed
         assert f"wrote {out}.json (" in printed
         for words in ("model.conv1 = torch.nn.Conv2d(3, 64, 3", "model.maxpool", "0.41, 0.52"):
@@ -458,28 +448,28 @@ class TestCommand:
         model = as_printed(printed[printed.index("import torch") :])
         assert features_of(model, some_images()).shape == (3, 512)
 
-    def test_outputs_that_cannot_be(self, make_run, tmp_path, capsys):
+    def test_outputs_that_cannot_be(self, make_run, tmp_path, refusal):
         run, out = make_run("small"), tmp_path / "e.pth"
-        wrong = self.fails(capsys, run.path, "--format", "torchscript", "--out", out)
+        wrong = refusal("export", run.path, "--format", "torchscript", "--out", out)
         assert "torchscript" in wrong
         assert "torchvision" in wrong
-        wrong = self.fails(capsys, run.path, "--format", "onnx", "--out", out)
+        wrong = refusal("export", run.path, "--format", "onnx", "--out", out)
         assert "the file is .onnx" in wrong
-        wrong = self.fails(capsys, run.path, "--format", "timm", "--out", tmp_path / "no" / "e.pth")
+        wrong = refusal("export", run.path, "--format", "timm", "--out", tmp_path / "no" / "e.pth")
         assert "does not exist; make it first" in wrong
-        wrong = self.fails(capsys, run.path, "--format", "torchvision", "--out", out)
+        wrong = refusal("export", run.path, "--format", "torchvision", "--out", out)
         assert "this run's encoder is small: export it as safetensors or onnx" in wrong
-        wrong = self.fails(capsys, run.path, "--format", "timm", "--out", out)
+        wrong = refusal("export", run.path, "--format", "timm", "--out", out)
         assert "export it as safetensors or onnx" in wrong
-        wrong = self.fails(capsys, tmp_path, "--format", "timm", "--out", out)
+        wrong = refusal("export", tmp_path, "--format", "timm", "--out", out)
         assert "is not a run folder" in wrong
         assert not list(tmp_path.iterdir())
 
-    def test_an_encoder_of_patches(self, short_config, tmp_path, capsys):
+    def test_an_encoder_of_patches(self, short_config, tmp_path, refusal):
         """Its weights alone, in another program, would see whole images."""
         run = run_of_patches(tmp_path / "run", short_config, "resnet18")
         for name in ("torchvision", "timm"):
-            wrong = self.fails(capsys, run.path, "--format", name, "--out", tmp_path / "e.pth")
+            wrong = refusal("export", run.path, "--format", name, "--out", tmp_path / "e.pth")
             assert "of cpc, cuts them into patches of 8 px: export it as safetensors" in wrong
         expected = features_of(load_encoder(run.path), some_images(16))
         export(run, tmp_path / "e.safetensors", format="safetensors")
@@ -487,18 +477,16 @@ class TestCommand:
         assert torch.equal(found, expected)
 
     @pytest.mark.parametrize("name", ["e.pth", "e.pth.json"])
-    def test_a_file_that_exists_is_kept(self, tmp_path, capsys, name):
+    def test_a_file_that_exists_is_kept(self, tmp_path, refusal, name):
         (tmp_path / name).write_text("mine")
         # There is no run either: the output is looked at first.
-        words = self.fails(
-            capsys, tmp_path / "run", "--format", "timm", "--out", tmp_path / "e.pth"
-        )
+        words = refusal("export", tmp_path / "run", "--format", "timm", "--out", tmp_path / "e.pth")
         assert f"{name} exists: name another file" in words
         assert (tmp_path / name).read_text() == "mine"
 
-    def test_without_the_extra(self, tmp_path, capsys, monkeypatch):
+    def test_without_the_extra(self, tmp_path, refusal, monkeypatch):
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
-        words = self.fails(capsys, tmp_path, "--format", "onnx", "--out", tmp_path / "e.onnx")
+        words = refusal("export", tmp_path, "--format", "onnx", "--out", tmp_path / "e.onnx")
         assert "needs onnxruntime" in words
         assert "pip install 'deepbregman[onnx]'" in words
 

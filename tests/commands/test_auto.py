@@ -151,7 +151,7 @@ def test_a_name_with_spaces_must_be_in_quotes(refusal, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "My old photos").mkdir()
     error = refusal("pretrain", "My", "old", "photos", "--budget", "5m")
-    assert "; a name with spaces must be in quotes: 'My old photos'" in " ".join(error.split())
+    assert "; a name with spaces must be in quotes: 'My old photos'" in error
     error = refusal("pretrain", "My", "photos", "--budget", "5m")
     assert "quotes" not in error
 

@@ -335,7 +335,7 @@ class TestPrepare:
             assert part in err
         assert list(tmp_path.iterdir()) == []
 
-    def test_downloads_can_be_forbidden(self, refusal, tmp_path, monkeypatch):
+    def test_downloads_can_be_forbidden(self, refusal, monkeypatch):
         def fail(*args: object, **kwargs: object) -> None:
             raise AssertionError("reached for the network")
 

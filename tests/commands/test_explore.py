@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -99,9 +98,8 @@ def test_a_table_names_images_as_for_label(command, short_run, tmp_path):
     assert data["queue"] == [3]
 
 
-def test_the_map_is_made_once(short_run, few_digits, tmp_path, monkeypatch):
+def test_the_map_is_made_once(copied_run, few_digits, tmp_path, monkeypatch):
     """It takes most of the time, and labels that were given since do not change it."""
-    shutil.copytree(short_run.path, tmp_path / "run")
     made: list[int] = []
     place = exploring.place_on_map
 
@@ -113,7 +111,7 @@ def test_the_map_is_made_once(short_run, few_digits, tmp_path, monkeypatch):
 
     def points(name: str, **options: object) -> list[float]:
         found = deepbregman.explore(
-            tmp_path / "run", tmp_path / name, data=few_digits, split="test", **options
+            copied_run, tmp_path / name, data=few_digits, split="test", **options
         )
         assert found.map_method == "t-SNE"
         return read((tmp_path / name).read_text(), "points", "<f4").tolist()

@@ -18,25 +18,23 @@ from deepbregman.training import checkpoints
 from deepbregman.training.faults import format_resume_command
 
 
-def test_an_unfinished_run_is_exported_with_a_warning(output, short_run, tmp_path):
-    shutil.copytree(short_run.path, tmp_path / "run")
-    words = ("export", tmp_path / "run", "--format", "safetensors", "--out")
+def test_an_unfinished_run_is_exported_with_a_warning(output, copied_run, tmp_path):
+    words = ("export", copied_run.path, "--format", "safetensors", "--out")
     out = output(*words, tmp_path / "whole.safetensors")
     assert "not finished" not in out
-    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    path = copied_run.last_checkpoint
     checkpoints.save(path, {**checkpoints.load(path), "epoch": 1 / 3})
     out = output(*words, tmp_path / "half.safetensors")
     assert "warning: this run is not finished; its encoder was exported after 0.3333 of 2" in out
 
 
 def test_a_verb_that_looks_at_images_says_that_the_run_is_not_finished(
-    command, short_run, few_digits, tmp_path
+    command, copied_run, few_digits, tmp_path
 ):
-    run = tmp_path / "run"
-    shutil.copytree(short_run.path, run)
+    run = copied_run.path
     words = ("embed", run, "--data", few_digits, "--accelerator", "cpu", "--out")
     assert "not finished" not in command(*words, tmp_path / "whole.npz")[2]
-    path = run / "checkpoints" / "last.pt"
+    path = copied_run.last_checkpoint
     checkpoints.save(path, {**checkpoints.load(path), "epoch": 1 / 3})
     (run / "result.json").unlink()
     code, _, err = command(*words, tmp_path / "half.npz")
@@ -173,7 +171,7 @@ def test_a_run_whose_images_are_no_folder_of_files_now_is_evaluated(command, run
     assert code == 0, err
 
 
-def test_test_images_that_were_trained_on_are_told_of(command, run_on_photos, monkeypatch):
+def test_test_images_that_were_trained_on_are_told_of(command, run_on_photos):
     random = np.random.default_rng(0)
     for index in range(20):
         kind = ("cats", "dogs")[index % 2]

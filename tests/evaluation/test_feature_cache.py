@@ -1,7 +1,6 @@
 """Features kept beside a run: read when they are right, computed anew when anything has changed."""
 
 import os
-import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +23,8 @@ from deepbregman.training import checkpoints
 
 
 @pytest.fixture
-def loaded(short_run, tmp_path) -> LoadedRun:
-    shutil.copytree(short_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("features"))
-    return load_run(tmp_path / "run", "cpu")
+def loaded(copied_run) -> LoadedRun:
+    return load_run(copied_run, "cpu")
 
 
 @pytest.fixture

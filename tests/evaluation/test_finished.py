@@ -48,8 +48,8 @@ evaluate(
 
 
 @pytest.fixture
-def run(short_run, tmp_path) -> Run:
-    return Run(Path(shutil.copytree(short_run.path, tmp_path / "run")))
+def run(copied_run) -> Run:
+    return copied_run
 
 
 @pytest.fixture

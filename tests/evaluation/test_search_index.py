@@ -38,10 +38,8 @@ def photos(tmp_path) -> Path:
 
 
 @pytest.fixture
-def run(short_run, tmp_path) -> Run:
-    ignored = shutil.ignore_patterns("features")
-    shutil.copytree(short_run.path, tmp_path / "run", ignore=ignored)
-    return Run.open(tmp_path / "run")
+def run(copied_run) -> Run:
+    return copied_run
 
 
 def ask(run: Run, photos: Path, query: str = "left/0.png", **options: object) -> Answer:

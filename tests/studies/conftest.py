@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from deepbregman.cli import main
 from deepbregman.data import Source
 from deepbregman.evaluation import linear
 
@@ -91,14 +90,11 @@ def one_penalty(monkeypatch) -> None:
 
 
 @pytest.fixture
-def refused(out, capsys) -> Callable[..., None]:
+def refused(out, refusal) -> Callable[..., None]:
     """Check that a command is refused with a message, before its folder is made."""
 
     def check(command: list[str], message: str) -> None:
-        with pytest.raises(SystemExit) as stopped:
-            main([*command, "--out", str(out)])
-        assert stopped.value.code == 2
-        assert message in " ".join(capsys.readouterr().err.split())
+        assert message in refusal(*command, "--out", out)
         assert not out.exists()
 
     return check

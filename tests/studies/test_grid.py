@@ -83,7 +83,7 @@ ARMS = {
         pytest.param("augmentations", marks=pytest.mark.slow),
     ],
 )
-def test_to_the_end(name, tiny, out, monkeypatch, capsys):
+def test_to_the_end(name, tiny, out, monkeypatch, capsys, refusal):
     main(["study", name, "--out", str(out), "--only", *ARMS[name], *tiny])
     results = read(out)
     names = [arm["arm"] for arm in results["arms"]]
@@ -126,24 +126,16 @@ def test_to_the_end(name, tiny, out, monkeypatch, capsys):
     assert {path: path.read_bytes() for path in written} == written
     assert (out / f"{name}.png").is_file()
     monkeypatch.setitem(sys.modules, "altair", None)  # as if it were not installed
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
-        main(["study", name, "--out", str(out), "--no-train"])
-    assert caught.value.code == 2
-    assert "error: the package altair is not installed: `pip install altair`" in (
-        capsys.readouterr().err
-    )
+    said = refusal("study", name, "--out", out, "--no-train")
+    assert "error: the package altair is not installed: `pip install altair`" in said
     assert {path: path.read_bytes() for path in written} == written
 
 
-def test_without_runs_nothing_is_written(out, capsys):
-    with pytest.raises(SystemExit):
-        main(["study", "kappa", "--out", str(out), "--no-train"])
-    assert "holds no study" in capsys.readouterr().err
+def test_without_runs_nothing_is_written(out, refusal):
+    words = ("study", "kappa", "--out", out, "--no-train")
+    assert "holds no study" in refusal(*words)
     open_grid(kappa.STUDY, StudyOptions(recipe="digits", data="digits", out=out))
-    with pytest.raises(SystemExit):
-        main(["study", "kappa", "--out", str(out), "--no-train"])
-    assert "holds no finished run" in capsys.readouterr().err
+    assert "holds no finished run" in refusal(*words)
     assert not (out / "results.json").exists()
 
 
@@ -526,13 +518,10 @@ def test_a_study_that_began_with_the_older_name_of_a_field_goes_on(few_digits, o
         (["--linear-epochs", "5"], r"--linear-epochs is 5 here and 0 in the folder"),
     ],
 )
-def test_a_folder_keeps_to_what_it_began_with(words, message, few_digits, out, capsys):
+def test_a_folder_keeps_to_what_it_began_with(words, message, few_digits, out, refusal):
     open_grid(kappa.STUDY, settings(few_digits, out))
     before = (out / "study.json").read_bytes()
-    with pytest.raises(SystemExit) as stopped:
-        main(["study", "kappa", "--out", str(out), *words])
-    assert stopped.value.code == 2
-    error = " ".join(capsys.readouterr().err.split())
+    error = refusal("study", "kappa", "--out", out, *words)
     assert re.search(message, error), error
     assert "--out" in error
     assert (out / "study.json").read_bytes() == before
@@ -650,15 +639,14 @@ def test_two_tasks_of_srun_share_a_study(few_digits, out):
 
 
 @pytest.mark.parametrize("error", [Interrupted(2, "go on"), KeyboardInterrupt()])
-def test_ctrl_c_says_how_to_go_on(error, tiny, out, monkeypatch, capsys):
+def test_ctrl_c_says_how_to_go_on(error, tiny, out, monkeypatch, command):
     def interrupted(*arguments: Any, **options: Any) -> Run:
         raise error
 
     monkeypatch.setattr(engine, "pretrain", interrupted)
-    with pytest.raises(SystemExit) as stopped:
-        main(["study", "kappa", "--out", str(out), "--only", "5", *tiny])
-    assert stopped.value.code == 130
-    words = " ".join(capsys.readouterr().err.split())
+    code, _, err = command("study", "kappa", "--out", out, "--only", "5", *tiny)
+    assert code == 130
+    words = " ".join(err.split())
     assert "0 of 1 runs are done" in words
     assert f"deepbregman study kappa --out {out}" in words
 
@@ -681,9 +669,8 @@ def test_the_first_seed_and_the_share_to_hold_out_are_those_that_a_user_sets(few
     assert [(config.seed, config.data.holdout) for config in configs] == [(7, 0.25), (8, 0.25)]
 
 
-def test_the_list(capsys):
-    main(["study"])
-    shown = capsys.readouterr().out
+def test_the_list(output):
+    shown = output("study")
     assert "kappa" in shown
     assert "How many subnetworks?" in shown
 

@@ -44,9 +44,7 @@ from deepbregman.studies.tables_plan import (
     plan_tables,
 )
 
-from .conftest import TINY
-
-Record = dict[str, Any]
+from .conftest import TINY, Record, read
 
 
 @pytest.fixture(scope="session")
@@ -346,11 +344,6 @@ def test_images_are_refused_before_a_folder_is_made(few_digits, tmp_path, refusa
     assert not out.exists()
 
 
-def read(folder: Path) -> Record:
-    record: Record = json.loads((folder / "results.json").read_text())
-    return record
-
-
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")]
 )
@@ -569,10 +562,9 @@ def test_differences_are_those_of_the_predictions(short_config, tmp_path):
         assert row["arms"]["digits"]["mean"] == pytest.approx(np.mean(shares))
 
 
-def test_help_offers_what_is_taken(capsys):
-    with pytest.raises(SystemExit):
-        main(["study", "tables", "--help"])
-    shown = capsys.readouterr().out.partition("--protocols")[2].partition("What to measure")[0]
+def test_help_offers_what_is_taken(output):
+    listed = output("study", "tables", "--help")
+    shown = listed.partition("--protocols")[2].partition("What to measure")[0]
     offered = re.search(r"\{(.*?)\}", re.sub(r"[\s│]", "", shown))
     assert "detect" not in offered[1]
     plan_tables(TableOptions(data=("digits",), protocols=tuple(offered[1].split(","))))
