@@ -633,8 +633,9 @@ class TestErrors:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "precious.txt").write_text("x")
         err = refusal("pretrain", recipe, "--run", tmp_path / "run")
-        assert "exists" in err
-        assert "is no run: name another with --run" in err
+        words = "exists, holds other files and is no run: name another with --run"
+        assert f"run folder {tmp_path / 'run'} {words}" in err
+        assert "remove" not in err  # they may be photographs
         assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious.txt"]
 
     def test_a_checkpoint_of_another_shape(self, refusal, copied_run):

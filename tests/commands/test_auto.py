@@ -236,15 +236,6 @@ def test_a_record_that_cannot_be_written_ends_all_processes(photos, tmp_path, mo
         pretrain("auto", data=photos, run=tmp_path / "run", budget="9s", accelerator="cpu")
 
 
-def test_photos_in_the_place_of_a_run_are_not_to_be_removed(refusal, photos):
-    err = refusal("pretrain", photos, "--run", photos, *QUICK)
-    assert (
-        f"run folder {photos} exists, holds other files and is no run: name another with --run"
-        in err
-    )
-    assert "remove" not in err
-
-
 def test_a_recipe_and_a_folder_are_told_where_the_folder_belongs(refusal, photos):
     for names in (("best", photos), (photos, "best")):
         err = refusal("pretrain", *names, "--training.epochs", 1)

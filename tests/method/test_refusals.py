@@ -37,9 +37,11 @@ def test_numbers_of_views_may_be_in_an_array():
         (lambda: db.nt_xent(FOUR, FOUR, temperature=0), "temperature is 0"),
         (lambda: db.nt_logistic(FOUR[:1], FOUR[:1]), "N is 1: .* 2 images or more"),
         (lambda: db.match_divergence(FOUR, FEWER, FOUR), r"expected \(N, d\), \(N, d\)"),
+        (lambda: db.match_divergence(FOUR, THREE, FOUR), r"expected \(N, d\), \(N, d\)"),
         (lambda: db.match_divergence(FOUR, FOUR, THREE), r"weight of shape \(5, 3\)"),
         (lambda: db.match_divergence(FOUR[:0], FOUR[:0], FOUR), r"\(0, 4\).* one row or more"),
         (lambda: db.match_divergence(FOUR, FOUR, FOUR[:0]), r"\(0, 4\): .* one row or more"),
+        (lambda: db.match_divergence(FOUR, FOUR, FOUR, target_temperature=0), "target_.* is 0"),
         (lambda: db.info_nce(FEWER, FOUR), r"z of shape \(2, 4\), target of shape \(5, 4\)"),
         (lambda: db.info_nce(FOUR, FOUR, THREE), r"negatives of shape \(5, 3\): .* \(K, d\)"),
         (lambda: db.divergence(FOUR, THREE), r"\(5, 4\) and \(5, 3\): the last dimension"),
@@ -54,9 +56,11 @@ def test_numbers_of_views_may_be_in_an_array():
         (lambda: ENCODER(torch.rand(1, 8, 8, 3)), r"\(1, 8, 8, 3\): .* if channels are last"),
         (lambda: db.Views(8, jitter=0.4), "jitter is 0.4, but must be four strengths"),  # type: ignore[arg-type]  # what is tested
         (lambda: db.Views(8, crop_area=0.2), "crop_area is 0.2, but must be two numbers"),  # type: ignore[arg-type]  # likewise
+        (lambda: db.Bank(0, 2), "size is 0"),
         (lambda: db.Bank(8, 3).push(FOUR), r"\(5, 4\): expected \(N, 3\)"),
         (lambda: db.Teacher(torch.nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
         (lambda: TEACHER.update(torch.nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
+        (lambda: TEACHER.update(torch.nn.Sequential()), "the network that the teacher"),
         (lambda: TEACHER.update(torch.nn.Linear(2, 3)), r"\(3, 2\) where .* has \(2, 2\)"),
         (lambda: TEACHER.update(torch.nn.Linear(2, 2, bias=False)), "1 weights and its teacher 2"),
     ],

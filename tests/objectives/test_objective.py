@@ -65,9 +65,7 @@ def test_a_configuration_of_it_survives_toml():
     assert back.weak_views is None
 
 
-def test_a_method_that_takes_no_such_group_refuses_it_by_name():
-    with pytest.raises(UserError, match=r"\[weak_views\] is given, but the method simclr takes"):
-        override(load_recipe("digits"), {"weak_views.num_views": 1})
+def test_views_that_a_method_cannot_use_are_refused_by_name():
     with pytest.raises(UserError, match=r"views.num_views is 1: the method simclr needs 2"):
         override(load_recipe("digits"), {"views.num_views": 1})
     with pytest.raises(UserError, match=r"weak_views.jitter is .*hue"):

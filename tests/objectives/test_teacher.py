@@ -219,29 +219,6 @@ def test_prototypes_are_cosines():
     torch.testing.assert_close(prototypes.weight.norm(dim=1), torch.ones(5))
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Teacher(nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
-        (lambda: Bank(0, 2), "size is 0"),
-        (lambda: Teacher(nn.Linear(2, 2)).update(nn.Sequential()), "the network that the teacher"),
-        (
-            lambda: match_divergence(torch.ones(2, 3), torch.ones(2, 4), torch.ones(5, 3)),
-            "expected",
-        ),
-        (
-            lambda: match_divergence(
-                torch.ones(2, 3), torch.ones(2, 3), torch.ones(5, 3), target_temperature=0.0
-            ),
-            "target_temperature is 0.0",
-        ),
-    ],
-)
-def test_bad_arguments_are_named(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 BEST = {
     "teacher.momentum": 0.9,
     "weak_views.num_views": 2,

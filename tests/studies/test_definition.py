@@ -45,11 +45,6 @@ def test_a_study_is_a_short_file_that_is_found_by_being_there(tmp_path, monkeypa
     assert find_study("my-own").title == "Mine?"
 
 
-def test_an_unknown_study_is_refused_with_the_nearest():
-    with pytest.raises(UserError, match=r"'kapa' is not one of .*did you mean 'kappa'"):
-        find_study("kapa")
-
-
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("recipe", ["paper", "authors", "best", "digits", "paper-imagenet"])
 def test_every_arm_is_a_configuration(name, recipe):
