@@ -85,9 +85,9 @@ class TestCommands:
         assert f"usage: deepbregman {verb}" in out
         assert not re.search(r"default:\s*\)|None", out)  # which tells nothing
 
-    def test_help_is_wrapped(self, command, monkeypatch):
+    def test_help_is_wrapped(self, output, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
-        _, out, _ = command("pretrain", "--help")
+        out = output("pretrain", "--help")
         assert max(map(len, out.splitlines())) <= 80
         text = " ".join(line.strip(" │") for line in out.splitlines())
         assert "Random crops enlarge objects; with 0.75 these are about as large as" in text
@@ -103,13 +103,13 @@ class TestCommands:
             assert (code, "usage: deepbregman" in out) == (0, prints)
             assert prints or not out
 
-    def test_labels_are_not_called_required(self, command):
-        _, out, _ = command("label", "--help")
+    def test_labels_are_not_called_required(self, output):
+        out = output("label", "--help")
         text = " ".join(line.strip(" │") for line in out.splitlines())
         assert re.search(r"--labels PATH .* picks images to label\. --data", text)
 
-    def test_help_lists_every_field_with_the_recipes_default(self, command):
-        _, out, _ = command("pretrain", "authors", "--help")
+    def test_help_lists_every_field_with_the_recipes_default(self, output):
+        out = output("pretrain", "authors", "--help")
         assert "--divergence.sigma" in out
         assert "0.9" in out
         assert "--optimiser.learning-rate" in out
@@ -183,8 +183,8 @@ class TestCommands:
         assert said.startswith("error: --")
         assert f"is a field of the configuration: {advice}" in said
 
-    def test_recipes_are_listed_and_printed(self, command):
-        _, listed, _ = command("recipes")
+    def test_recipes_are_listed_and_printed(self, output):
+        listed = output("recipes")
         assert all(name in listed for name in recipes())
         assert "deepbregman recipes NAME" in listed
         assert "(Grill et al. 2020): each view predicts" in listed
@@ -192,23 +192,21 @@ class TestCommands:
         named = re.split(r"(?m)^(?=\S)", listed)
         assert max(len(" ".join(line.split())) for line in named) < 230  # not all settings
         assert not re.search(r"\S  +\S", re.sub(r"(?m)^\S+ +", "", listed))  # no gaps in sentences
-        _, printed, _ = command("recipes", "paper")
+        printed = output("recipes", "paper")
         assert printed == recipes()["paper"]
 
-    def test_a_printed_recipe_is_a_recipe(self, command, output, tmp_path):
-        _, printed, _ = command("recipes", "digits")
+    def test_a_printed_recipe_is_a_recipe(self, output, tmp_path):
+        printed = output("recipes", "digits")
         copy = tmp_path / "mine.toml"
         copy.write_text(printed)
         out = output("pretrain", copy, "--help")
         assert "training.epochs" in out
 
-    def test_pretrain_evaluate_embed(self, command, recipe, few_digits, tmp_path):
+    def test_pretrain_evaluate_embed(self, output, recipe, few_digits, tmp_path):
         folder, out_file = tmp_path / "run", tmp_path / "features.npz"
-        code, out, err = command("pretrain", recipe, "--run", folder)
-        assert (code, err) == (0, "")
+        out = output("pretrain", recipe, "--run", folder)
         assert f"run: {folder}" in out
-        code, out, err = command("evaluate", folder, "--epochs", 2)
-        assert (code, err) == (0, "")
+        out = output("evaluate", folder, "--epochs", 2)
         rows = json.loads((folder / "result.json").read_text())["evaluations"]
         kinds = [(row["protocol"], row["variant"]) for row in rows]
         assert kinds == [
@@ -224,52 +222,48 @@ class TestCommands:
         for row in rows:
             assert f"{row['value']:.2f}" in out
             assert (row["num_train"], row["num_test"], row["data"]) == (200, 100, few_digits)
-        code, _, err = command("embed", folder, "--out", out_file)
-        assert (code, err) == (0, "")
+        output("embed", folder, "--out", out_file)
         with np.load(out_file, allow_pickle=False) as arrays:
             width = load_encoder(folder).num_features
             assert arrays["train_features"].shape == (200, width)
             assert arrays["test_scores"].shape == (100, 10)
             assert arrays["test_labels"].shape == (100,)
 
-    def test_fields_are_changed_by_their_dotted_names(self, command, recipe, tmp_path):
+    def test_fields_are_changed_by_their_dotted_names(self, output, recipe, tmp_path):
         words = ("--seed", 7, "--divergence.num-subnetworks", 3, "--views.without", "crop", "flip")
-        command("pretrain", recipe, "--run", tmp_path / "run", *words)
+        output("pretrain", recipe, "--run", tmp_path / "run", *words)
         config = Run.open(tmp_path / "run").config
         assert config.seed == 7
         assert config.divergence.num_subnetworks == 3
         assert config.views.without == ("crop", "flip")
 
-    def test_your_own_folder(self, command, output, photos, recipe):
+    def test_your_own_folder(self, output, photos, recipe):
         run = photos.parent / "run"
         words = ("--data.image-size", 8, "--training.batch-size", 8, "--run", run)
-        code, out, err = command("pretrain", recipe, "--data", photos, *words)
-        assert (code, err) == (0, "")
+        out = output("pretrain", recipe, "--data", photos, *words)
         assert "29 images" in out  # of 40: 8 are the test split, 3 are held out
         out = output("evaluate", run, "--protocol", "knn")
         assert "cosine, k=20" in out
         assert "k=200" not in out  # there are not so many images
 
     def test_an_unlabelled_folder_pretrains_and_embeds_but_cannot_be_judged(
-        self, command, output, refusal, photos, recipe, tmp_path
+        self, output, refusal, photos, recipe, tmp_path
     ):
         flat = tmp_path / "flat"
         flat.mkdir()
         for index, path in enumerate(sorted(photos.rglob("*.png"))):
             shutil.copy(path, flat / f"{index}.png")
         words = ("--data.image-size", 8, "--training.batch-size", 8, "--run", tmp_path / "run")
-        code, _, err = command("pretrain", recipe, "--data", flat, *words)
-        assert (code, err) == (0, "")
+        output("pretrain", recipe, "--data", flat, *words)
         out = output("embed", tmp_path / "run", "--out", tmp_path / "f.npz")
         assert "f.npz" in out
         assert "train_names" in out
         err = refusal("evaluate", tmp_path / "run")
         assert "lacks labels" in err
 
-    def test_resume_takes_the_runs_own_configuration(self, command, refusal, recipe, tmp_path):
-        command("pretrain", recipe, "--run", tmp_path / "run")
-        code, out, err = command("pretrain", "--resume", tmp_path / "run")
-        assert (code, err) == (0, "")
+    def test_resume_takes_the_runs_own_configuration(self, output, refusal, recipe, tmp_path):
+        output("pretrain", recipe, "--run", tmp_path / "run")
+        out = output("pretrain", "--resume", tmp_path / "run")
         assert "resuming" in out
         refusal("pretrain", "--resume", tmp_path / "run", "--training.epochs", 9)
 
@@ -536,36 +530,32 @@ class TestErrors:
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
     def test_unreadable_images_found_only_while_training_are_replaced_and_counted(
-        self, command, recipe, damaged, monkeypatch
+        self, command, output, recipe, damaged, monkeypatch
     ):
         """As in a folder too large to decode on opening."""
         monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 0)
         run = damaged.parent / "run"
         words = ("--data", damaged, "--data.image-size", 8, "--training.batch-size", 8)
         options = (*words, "--skip-unreadable", "--run", run)
-        code, _, err = command("pretrain", recipe, *options)
-        assert (code, err) == (0, "")
+        output("pretrain", recipe, *options)
         code, _, err = command("embed", run, "--out", damaged.parent / "f.npz")
         assert (code, err) == (
             0,
             f"note: left out 1 unreadable image (cats/broken.jpg) of {damaged}\n",
         )
-        code, out, err = command("evaluate", run, "--protocol", "knn")
-        assert (code, err) == (0, "")
+        out = output("evaluate", run, "--protocol", "knn")
         assert f"left out 1 unreadable image (cats/broken.jpg) of {damaged}\n" in out
         rows = json.loads((run / "result.json").read_text())["evaluations"]
         assert (rows[0]["num_train"], rows[0]["num_test"]) == (33, 7)
         words = ("--runs", run, "--seeds", 1, "--out", damaged.parent / "maps")
-        code, out, err = command("study", "tsne", *words)
-        assert (code, err) == (0, "")
+        out = output("study", "tsne", *words)
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
-    def test_unreadable_images_of_each_folder_are_told_once(self, command, copied_run, damaged):
+    def test_unreadable_images_of_each_folder_are_told_once(self, output, copied_run, damaged):
         """Of the images to evaluate on, and of those that they are told from."""
         other = shutil.copytree(damaged, damaged.parent / "other")
         words = ("--protocol", "knn", "ood", "--data", damaged, "--ood.against", other)
-        code, out, err = command("evaluate", copied_run.path, *words, "--skip-unreadable")
-        assert (code, err) == (0, "")
+        out = output("evaluate", copied_run.path, *words, "--skip-unreadable")
         told = [line for line in out.splitlines() if "left out" in line]
         assert told == [
             f"left out 1 unreadable image (cats/broken.jpg) of {folder}"
@@ -652,10 +642,9 @@ class TestErrors:
         assert "made with other settings" in err
         assert (run / "result.json").read_text() == before
 
-    def test_a_folder_whose_name_looks_like_markup(self, command, output, recipe, tmp_path):
+    def test_a_folder_whose_name_looks_like_markup(self, output, recipe, tmp_path):
         folder = tmp_path / "[/x]"
-        code, out, err = command("pretrain", recipe, "--run", folder)
-        assert (code, err) == (0, "")
+        out = output("pretrain", recipe, "--run", folder)
         assert "[/x]" in out
         out = output("evaluate", folder, "--protocol", "knn")
         assert "[/x]" in out

@@ -78,9 +78,8 @@ def cifar10(tmp_path, monkeypatch) -> Path:
 
 
 class TestList:
-    def test_every_dataset_with_its_published_counts(self, command):
-        code, out, err = command("list")
-        assert (code, err) == (0, "")
+    def test_every_dataset_with_its_published_counts(self, output):
+        out = output("list")
         lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
         assert lines["cifar10"][:3] == ["50,000", "10,000", "10"]
         assert lines["cifar100"][:3] == ["50,000", "10,000", "100"]
@@ -107,9 +106,8 @@ class TestList:
 
 
 class TestCheck:
-    def test_complete_class_folders(self, command, output, imagenet):
-        code, out, err = command("check", "imagenet", "--root", imagenet)
-        assert (code, err) == (0, "")
+    def test_complete_class_folders(self, output, imagenet):
+        out = output("check", "imagenet", "--root", imagenet)
         assert "imagenet: complete" in out
         out = output("check", "imagenet", "--root", imagenet / "imagenet")
 
@@ -131,12 +129,11 @@ class TestCheck:
         assert ("data prepare" in err) == DATASETS[name].downloadable
         assert list(tmp_path.iterdir()) == []
 
-    def test_digits_need_nothing(self, command):
-        assert command("check", "digits")[0] == 0
+    def test_digits_need_nothing(self, output):
+        output("check", "digits")
 
-    def test_files_of_cifar_by_their_checksums(self, command, cifar10):
-        code, out, err = command("check", "cifar10", "--root", cifar10)
-        assert (code, err) == (0, "")
+    def test_files_of_cifar_by_their_checksums(self, command, output, cifar10):
+        out = output("check", "cifar10", "--root", cifar10)
         assert out.count("checksum right") == 4
         path = cifar10 / "cifar-10-batches-py" / "b1"
         path.write_bytes(path.read_bytes()[:-1])
@@ -157,7 +154,7 @@ class TestCheck:
         err = refusal("check", "imagenet", "--root", imagenet)
         assert "train.tar' is damaged" in err
 
-    def test_pascal_voc(self, command, refusal, tmp_path, monkeypatch):
+    def test_pascal_voc(self, output, refusal, tmp_path, monkeypatch):
         folder = tmp_path / "VOCdevkit" / "VOC2007"
         (folder / "ImageSets" / "Main").mkdir(parents=True)
         (folder / "ImageSets" / "Main" / "trainval.txt").write_text("000005\n000007\n")
@@ -167,19 +164,18 @@ class TestCheck:
             (folder / "Annotations" / f"{name}.xml").write_text("<annotation/>")
         _expect(monkeypatch, "voc", counts={"2007 trainval": (2,)})
         for root in (tmp_path, tmp_path / "VOCdevkit"):  # as evaluate takes either
-            assert command("check", "voc", "--root", root)[0] == 0
+            output("check", "voc", "--root", root)
         (folder / "Annotations" / "000007.xml").unlink()
         err = refusal("check", "voc", "--root", tmp_path)
         assert "'000007.xml'" in err
 
-    def test_a_folder_of_your_own(self, command, refusal, tmp_path):
+    def test_a_folder_of_your_own(self, command, output, refusal, tmp_path):
         for i in range(3):
             _save(tmp_path / "photos" / "cats" / f"{i}.png", 6, 9 + i)
         _save(tmp_path / "photos" / "dogs" / "0.jpg", 12, 5)
         for name in ("notes.txt", "photo.heix"):
             (tmp_path / "photos" / name).write_text("x")
-        code, out, err = command("check", tmp_path / "photos")
-        assert (code, err) == (0, "")
+        out = output("check", tmp_path / "photos")
         for part in ("4 in 2 classes", "cats", "5 to 11 px wide, 6 to 12 px high", "unreadable"):
             assert part in out
         assert "if these sub-folders are not classes, put one image beside them" in out
@@ -224,21 +220,19 @@ class TestCheck:
         Image.new("RGB", (1201, 1200)).save(tmp_path / "photos" / f"1.{suffix}")
         assert "800 to 1201 px wide, 1200 px high" in command("check", "photos")[1]
 
-    def test_an_archive_of_your_own(self, command, tmp_path):
+    def test_an_archive_of_your_own(self, output, tmp_path):
         pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 6), dtype=np.uint8)
         np.savez(tmp_path / "a.npz", train_images=pixels, train_labels=[0, 1, 0, 0, 1])
-        code, out, err = command("check", tmp_path / "a.npz")
-        assert (code, err) == (0, "")
+        out = output("check", tmp_path / "a.npz")
         assert "5 in 2 classes" in out
         assert "6 px wide, 8 px high" in out
 
-    def test_a_folder_with_the_name_of_a_dataset(self, command, tmp_path, monkeypatch):
+    def test_a_folder_with_the_name_of_a_dataset(self, command, output, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         _save(tmp_path / "voc" / "0.jpg", 12, 5)
         said = "note: voc means the dataset of that name; for the folder, write ./voc"
         assert said in command("check", "voc")[2]
-        code, out, err = command("check", "./voc")
-        assert (code, err) == (0, "")
+        out = output("check", "./voc")
         assert "next: deepbregman pretrain ./voc" in out
 
     def test_a_mapped_archive_is_verified_all_the_same(self, refusal, tmp_path, monkeypatch):
@@ -267,9 +261,8 @@ class TestCheck:
 
 
 class TestPrepare:
-    def test_digits_are_measured_and_cached(self, command, tmp_path):
-        code, out, err = command("prepare", "digits", "--root", "r", "--cache", "d.npz")
-        assert (code, err) == (0, "")
+    def test_digits_are_measured_and_cached(self, output, tmp_path):
+        out = output("prepare", "digits", "--root", "r", "--cache", "d.npz")
         from sklearn.datasets import load_digits
 
         record = prepare("digits")
@@ -282,19 +275,18 @@ class TestPrepare:
         cached = open_source(str(tmp_path / "d.npz"), image_size=8)
         original = open_source("digits", image_size=8)
         assert cached.train.images.pixels.equal(original.train.images.pixels)
-        assert command("check", "d.npz")[0] == 0
+        output("check", "d.npz")
 
-    def test_files_are_cached_for_the_image_size(self, command, refusal, imagenet):
+    def test_files_are_cached_for_the_image_size(self, output, refusal, imagenet):
         words = ("prepare", "imagenet", "--root", imagenet, "--cache", "i.npz")
-        code, _, err = command(*words)
-        assert (code, err) == (0, "")
+        output(*words)
         cached = open_source("i.npz", image_size=8)
         assert cached.classes == ("n01440764", "n01443537", "n01484850")
         assert cached.train.images.frame == (18, 18)
         assert cached.train.images.sizes[0].tolist() == [12, 18]  # 20 x 30, shrunk by 0.6
         err = refusal(*words)
         assert "i.npz exists" in err
-        assert command(*words[:-1], "j.npz", "--image-size", 4)[0] == 0
+        output(*words[:-1], "j.npz", "--image-size", 4)
         assert open_source("j.npz", image_size=4).train.images.frame == (9, 9)
 
     def test_a_folder_of_your_own(self, tmp_path):
@@ -312,10 +304,10 @@ class TestPrepare:
         assert (code, (tmp_path / "new.npz").exists()) == (2, False)
         assert f"data.image_size is {size}: it must be between 4 and 4096" in err
 
-    def test_the_current_folder_and_no_size(self, command, tmp_path, monkeypatch):
+    def test_the_current_folder_and_no_size(self, output, tmp_path, monkeypatch):
         _save(tmp_path / "photos" / "0.png")
         monkeypatch.chdir(tmp_path / "photos")
-        assert command("prepare", ".")[0] == 0
+        output("prepare", ".")
 
     @pytest.mark.parametrize(
         ("name", "module"), [("cifar10", "cifar"), ("stl10", "stl10"), ("voc", "voc")]
@@ -367,7 +359,7 @@ class TestPrepare:
 
     @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left")])
     def test_interrupted_it_leaves_nothing_and_can_be_run_again(
-        self, command, tmp_path, monkeypatch, failure
+        self, command, output, tmp_path, monkeypatch, failure
     ):
         def fail(file: int) -> None:
             raise failure
@@ -377,7 +369,7 @@ class TestPrepare:
             code, _, _ = command("prepare", "digits", "--root", "r", "--cache", "c.npz")
         assert code == (130 if isinstance(failure, KeyboardInterrupt) else 2)
         assert list(tmp_path.iterdir()) == []
-        assert command("prepare", "digits", "--root", "r", "--cache", "c.npz")[0] == 0
+        output("prepare", "digits", "--root", "r", "--cache", "c.npz")
 
     def test_unreadable_images(self, output, refusal, imagenet):
         broken = imagenet / "imagenet" / "train" / "n01440764" / "1.JPEG"
@@ -398,16 +390,14 @@ SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[3] / "
     not (SHARED / "cifar10" / "unpack.py").is_file(),
     reason="the compact copy of CIFAR-10 is not beside this repository",
 )
-def test_cifar10_itself(command, tmp_path):
+def test_cifar10_itself(output, tmp_path):
     """Mean and deviation are those published; the cache holds the same arrays."""
     script = str(SHARED / "cifar10" / "unpack.py")
     subprocess.run([sys.executable, script, str(tmp_path / "cifar.npz")], check=True)
-    code, out, err = command("check", "cifar.npz")
-    assert (code, err) == (0, "")
+    out = output("check", "cifar.npz")
     assert "50,000 in 10 classes" in out
     assert out.count("5,000\n") == 10
-    code, _, err = command("prepare", "cifar.npz", "--cache", "copy.npz")
-    assert (code, err) == (0, "")
+    output("prepare", "cifar.npz", "--cache", "copy.npz")
     record = prepare(str(tmp_path / "cifar.npz"))
     # The compact copy is lossy: its colours are up to 0.0025 from the published ones.
     assert record["mean"] == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.003)

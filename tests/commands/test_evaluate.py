@@ -418,14 +418,14 @@ def test_a_test_split_of_one_class_is_said(evaluate, photos):
     assert err.count("note:") == 1
 
 
-def test_a_run_without_epochs_is_the_encoder_that_it_starts_from(command, output, run, tmp_path):
+def test_a_run_without_epochs_is_the_encoder_that_it_starts_from(output, run, tmp_path):
     kept = tmp_path / "kept"
     words = ("pretrain", run / "config.toml", "--encoder.weights", run, "--training.epochs", 0)
     out = output(*words, "--run", kept)
     assert "nothing is trained: small keeps the weights of" in out
     found = []
     for folder in (run, kept):
-        command("evaluate", folder, "--protocol", "knn")
+        output("evaluate", folder, "--protocol", "knn")
         rows = Run(folder).result()["evaluations"]
         found.append([row["value"] for row in rows if row["variant"] == "cosine, k=20"])
     assert found[0] == found[1] != []

@@ -22,19 +22,16 @@ def read(text: str, name: str, kind: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(match[1]), kind)
 
 
-def test_digits_with_labels_for_a_few(command, short_run, few_digits, tmp_path):
+def test_digits_with_labels_for_a_few(output, short_run, few_digits, tmp_path):
     with np.load(few_digits) as arrays:
         truth = arrays["train_labels"]
     few = tmp_path / "few.csv"
     lines = [f"train:{i},{truth[i]}" for c in range(10) for i in np.flatnonzero(truth == c)[:4]]
     few.write_text("\n".join(["image,label", *lines]))
     words = (short_run.path, "--data", few_digits)
-    assert command("label", *words, "--labels", few, "--out", tmp_path / "all.csv")[0] == 0
+    output("label", *words, "--labels", few, "--out", tmp_path / "all.csv")
     page = tmp_path / "map.html"
-    code, said, err = command(
-        "explore", *words, "--labels", tmp_path / "all.csv", "--out", page, "--seed", 1
-    )
-    assert (code, err) == (0, "")
+    said = output("explore", *words, "--labels", tmp_path / "all.csv", "--out", page, "--seed", 1)
     assert "300 images placed by t-SNE" in said
     text = page.read_text()
     data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
@@ -63,7 +60,7 @@ def test_digits_with_labels_for_a_few(command, short_run, few_digits, tmp_path):
         assert values.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_images_to_label_are_large_and_whole(command, short_run, tmp_path):
+def test_images_to_label_are_large_and_whole(output, short_run, tmp_path):
     """A thumbnail shows the middle of a photo, which may not tell what it is of."""
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -71,7 +68,7 @@ def test_images_to_label_are_large_and_whole(command, short_run, tmp_path):
         Image.effect_noise((400, 300), 50).save(photos / f"{index}.png")
     (tmp_path / "few.csv").write_text("image,label\n2.png,\n1.png,\n3.png,cat\n")
     words = (short_run.path, "--data", photos, "--labels", tmp_path / "few.csv")
-    assert command("explore", *words, "--out", tmp_path / "few.html")[0] == 0
+    output("explore", *words, "--out", tmp_path / "few.html")
     text = (tmp_path / "few.html").read_text()
     data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
     assert [data["names"][place] for place in data["queue"]] == ["2.png", "1.png"]  # as drawn
@@ -81,7 +78,7 @@ def test_images_to_label_are_large_and_whole(command, short_run, tmp_path):
         assert Image.open(picture).size == (320, 240)
 
 
-def test_a_table_names_images_as_for_label(command, short_run, tmp_path):
+def test_a_table_names_images_as_for_label(output, short_run, tmp_path):
     """By the name in the data, by a path, or by the last part of it where that is unique."""
     photos = tmp_path / "photos"
     (photos / "day").mkdir(parents=True)
@@ -90,7 +87,7 @@ def test_a_table_names_images_as_for_label(command, short_run, tmp_path):
     lines = f"day/0.png,cat\n1.png,dog\n{photos / 'day' / '2.png'},cat\n3.png,\n"
     (tmp_path / "few.csv").write_text(f"image,label\n{lines}")
     words = ("--data", photos, "--labels", tmp_path / "few.csv", "--out", tmp_path / "few.html")
-    assert command("explore", short_run.path, *words)[0] == 0
+    output("explore", short_run.path, *words)
     text = (tmp_path / "few.html").read_text()
     data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
     assert data["labels"] == [[0, "cat"], [1, "dog"], [2, "cat"]]

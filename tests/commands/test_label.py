@@ -65,13 +65,12 @@ FEW = [f"{name}-{index}.png" for name in ("red", "blue") for index in range(4)]
 LABELS = {name: colour_of(name) for name in FEW}
 
 
-def test_photographs_from_a_table(command, run, tmp_path):
+def test_photographs_from_a_table(output, run, tmp_path):
     few, out, sheet = write_table(tmp_path / "few.csv", *FEW), tmp_path / "all.csv", "next.png"
-    code, said, err = command(
+    said = output(
         *("label", run.path, "--labels", few, "--out", out, "--sheet", tmp_path / sheet),
         *("--suggest", 3),
     )
-    assert (code, err) == (0, "")
     assert "expected accuracy" in said
     assert "with 4 times as many labels, drawn at random, it is about half" in said
     rows = {row["image"]: row for row in read_rows(out)}
@@ -188,12 +187,9 @@ def test_the_picture_numbers_the_lines_of_the_table(run, tmp_path, monkeypatch):
     assert more.names[:3] == found.names  # as the guide says
 
 
-def test_the_first_images_to_label_are_drawn(command, refusal, run, tmp_path):
+def test_the_first_images_to_label_are_drawn(output, refusal, run, tmp_path):
     few, sheet = tmp_path / "few.csv", tmp_path / "few.png"
-    code, said, err = command(
-        "label", run.path, "--out", few, "--sheet", sheet, "--suggest", 8, "--seed", 3
-    )
-    assert (code, err) == (0, "")
+    said = output("label", run.path, "--out", few, "--sheet", sheet, "--suggest", 8, "--seed", 3)
     assert f"next: deepbregman label {run.path} --labels {few}" in said
     rows = read_rows(few)
     names = [row["image"] for row in rows]
@@ -204,10 +200,10 @@ def test_the_first_images_to_label_are_drawn(command, refusal, run, tmp_path):
     with Image.open(sheet) as image:
         assert image.width > 8 * 112
     # Another seed draws others, and a table that is filled in teaches.
-    assert command("label", run.path, "--out", tmp_path / "b.csv", "--suggest", 8)[0] == 0
+    output("label", run.path, "--out", tmp_path / "b.csv", "--suggest", 8)
     assert (tmp_path / "b.csv").read_text() != few.read_text()
     again = ("--seed", 3, "--suggest", 8, "--accelerator", "cpu", "--devices", 2)
-    assert command("label", run.path, "--out", tmp_path / "c.csv", *again)[0] == 0
+    output("label", run.path, "--out", tmp_path / "c.csv", *again)
     assert (tmp_path / "c.csv").read_text() == few.read_text()
     lines = [f"{name},{colour_of(name)}" for name in names[:7]]
     few.write_text("\n".join(["image,label", *lines, f"{names[7]},"]) + "\n")
@@ -218,12 +214,12 @@ def test_the_first_images_to_label_are_drawn(command, refusal, run, tmp_path):
         assert "draws images at random" in err
 
 
-def test_the_commands_that_follow_name_the_same_images(command, run, tmp_path):
+def test_the_commands_that_follow_name_the_same_images(output, run, tmp_path):
     """Also where a folder has a space in its name; they had named those of the run."""
     other = Path(shutil.copytree(run.config.data.source, tmp_path / "other photos"))
     mine = Path(shutil.copytree(run.path, tmp_path / "my run"))
     few = tmp_path / "the few.csv"
-    _, said, _ = command("label", mine, "--data", other, "--out", few)
+    said = output("label", mine, "--data", other, "--out", few)
     _, browser, again = (line.partition("deepbregman ")[2] for line in said.splitlines())
     same = [str(mine), "--data", str(other)]
     labels = ["--labels", str(few), "--out"]
@@ -231,7 +227,7 @@ def test_the_commands_that_follow_name_the_same_images(command, run, tmp_path):
     assert shlex.split(again) == ["label", *same, *labels, "all.csv"]
     write_table(few, *FEW)
     out = tmp_path / "all.csv"
-    _, said, _ = command(*shlex.split(again)[:-1], out)
+    said = output(*shlex.split(again)[:-1], out)
     page = said.rpartition("next: deepbregman ")[2]
     assert shlex.split(page) == ["explore", *same, "--labels", str(out), "--out", "labelled.html"]
 
@@ -249,12 +245,11 @@ def test_pictures_show_more_than_the_encoder_sees(run, tmp_path):
     assert max(seen[0].shape) < 20
 
 
-def test_unequal_classes_are_told_both_ways(command, output, run, tmp_path):
+def test_unequal_classes_are_told_both_ways(output, run, tmp_path):
     few = write_table(tmp_path / "few.csv", *FEW, *(f"red-{i}.png" for i in range(4, 10)))
     out = tmp_path / "all.csv"
     words = ("label", run.path, "--labels", few, "--suggest", 1, "--by", "linear")
-    code, said, err = command(*words, "--balanced", "--out", out)
-    assert (code, err) == (0, "")
+    said = output(*words, "--balanced", "--out", out)
     assert "weighted classes (chosen)" in said
     lines = said.splitlines()
     (place,) = (i for i, line in enumerate(lines) if line.startswith("expected accuracy: "))
@@ -368,7 +363,7 @@ def test_class_folders_with_copies_and_strangers(run, photos, tmp_path):
     assert found.measured is None
 
 
-def test_new_photos_are_labelled_by_those_of_the_run(command, run, photos, tmp_path):
+def test_new_photos_are_labelled_by_those_of_the_run(output, run, photos, tmp_path):
     new = tmp_path / "new"
     new.mkdir()
     for index in range(5):  # the colours change places, so a name must not be taken for another
@@ -377,8 +372,7 @@ def test_new_photos_are_labelled_by_those_of_the_run(command, run, photos, tmp_p
     shutil.copy(photos / "red-3.png", new / "known.png")
     few, out = write_table(tmp_path / "few.csv", *FEW), tmp_path / "new.csv"
     words = ("label", run.path, "--labels", few, "--data", new, "--suggest", 2, "--out", out)
-    code, said, err = command(*words)
-    assert (code, err) == (0, "")
+    said = output(*words)
     found = {row["image"]: (row["label"], row["given"]) for row in read_rows(out)}
     right = {"a": ("blue", "no"), "b": ("red", "no"), "known.png": ("red", "yes")}
     assert found == {path.name: right[colour_of(path.name)] for path in new.iterdir()}
@@ -738,7 +732,7 @@ def test_labels_of_images_that_are_gone_or_damaged(refusal, run, photos, tmp_pat
 
 
 def test_pictures_are_not_written_among_the_images(
-    command, refusal, short_config, photos, monkeypatch
+    output, refusal, short_config, photos, monkeypatch
 ):
     """They would be images of the next command, and sub-folders beside them no classes."""
     monkeypatch.chdir(photos.parent)
@@ -766,8 +760,7 @@ def test_pictures_are_not_written_among_the_images(
         ["label", run, "--out", "first.csv", "--sheet", "../a.png"],
         ["duplicates", run, "--out", "copies.csv"],
     ):
-        code, _, err = command(*words)
-        assert (code, err) == (0, "")
+        output(*words)
 
 
 def test_a_run_without_a_checkpoint_yet(refusal, run, tmp_path):

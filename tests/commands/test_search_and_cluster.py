@@ -93,11 +93,10 @@ def load_arrays(path: Path) -> dict[str, torch.Tensor]:
 
 
 class TestSearch:
-    def test_two_queries_by_both_measures(self, command, run, tmp_path, arrays):
+    def test_two_queries_by_both_measures(self, output, run, tmp_path, arrays):
         sheet = tmp_path / "sheet.png"
         words = ("--query", "test:17", "test:3", "--split", "train")
-        code, out, err = command("search", run.path, *words, "--out", sheet)
-        assert (code, err) == (0, "")
+        out = output("search", run.path, *words, "--out", sheet)
         smoothing = run.config.divergence.smoothing
         assert smoothing > 0.0
         found = search(run, ["test:17"], split="train").answers[0]
@@ -169,26 +168,28 @@ class TestSearch:
         for hit in everything.hits["cosine"]:
             assert hit.image.name.startswith(f"{hit.image.class_name}/")
 
-    def test_a_search_lists_a_folder_once(self, command, run, photos, tmp_path, monkeypatch):
+    def test_a_search_lists_a_folder_once(self, output, run, photos, tmp_path, monkeypatch):
         """A listing of 50,000 images takes half a second."""
         copied = shutil.copytree(photos, tmp_path / "photos")  # there is no index of it yet
         queries = (copied / "red" / "red-1.png", "red/red-2.png")
         words = ("search", run.path, "--data", copied, "--query", *queries)
         listed, scandir = [], os.scandir
         monkeypatch.setattr(os, "scandir", lambda at: [listed.append(Path(at)), scandir(at)][1])
-        _, first, _ = command(*words)
+        first = output(*words)
         assert listed.count(copied / "red") == 1
         assert "\nred/red-1.png " in f"\n{first}"
         assert "(red)" not in first  # the name tells the class
-        _, again, _ = command(*words)
+        again = output(*words)
         assert again == first
         assert listed.count(copied / "red") == 2
 
-    def test_the_last_part_of_a_name_is_enough(self, command, refusal, run, photos, tmp_path):
+    def test_the_last_part_of_a_name_is_enough(
+        self, command, output, refusal, run, photos, tmp_path
+    ):
         """As in a table of labels; but not if two images have it."""
         copied = shutil.copytree(photos, tmp_path / "photos")
         words = ("search", run.path, "--data", copied, "--query")
-        _, expected, _ = command(*words, "red/red-1.png")
+        expected = output(*words, "red/red-1.png")
         for query in ("red-1.png", "red-1"):
             assert command(*words, query) == (0, expected, "")
         shutil.copy(copied / "red" / "red-2.png", copied / "blue" / "red-1.png")
@@ -263,12 +264,9 @@ class TestSearch:
 
 
 class TestCluster:
-    def test_digits_by_both_methods(self, command, run, tmp_path):
+    def test_digits_by_both_methods(self, output, run, tmp_path):
         table = tmp_path / "clusters.csv"
-        code, out, err = command(
-            "cluster", run.path, "--split", "test", "--seeds", 2, "--out", table
-        )
-        assert (code, err) == (0, "")
+        out = output("cluster", run.path, "--split", "test", "--seeds", 2, "--out", table)
         for method in ("features", "divergence"):
             sheet = tmp_path / f"clusters-{method}.png"
             assert f"sheet: {sheet}" in out
@@ -313,11 +311,10 @@ class TestCluster:
         with pytest.raises(UserError, match="one image, and clusters need 2"):
             count_clusters(None, 0, 1)  # "from 2 to 1" would help nobody
 
-    def test_without_labels(self, command, plain, tmp_path):
+    def test_without_labels(self, output, plain, tmp_path):
         before = (plain.path / "result.json").read_bytes()
         table = tmp_path / "c.csv"
-        code, out, err = command("cluster", plain.path, "--clusters", 2, "--out", table)
-        assert (code, err) == (0, "")
+        out = output("cluster", plain.path, "--clusters", 2, "--out", table)
         assert "distance within" in out
         assert "15 15" in out
         assert "--out" not in out
