@@ -210,7 +210,7 @@ def stop_after_an_epoch(monkeypatch: pytest.MonkeyPatch, start: Function[[], obj
             start()
 
 
-def test_resuming_is_to_the_bit(trained, tmp_path, config, parts, diary, monkeypatch, refusal):
+def test_resuming_is_to_the_bit(trained, tmp_path, config, parts, monkeypatch, refusal):
     told: dict[str, Any] = {"callbacks": [Diary()]}
     folder = tmp_path / "run"
     stop_after_an_epoch(monkeypatch, lambda: pretrain(config, run=folder, **told, **parts))

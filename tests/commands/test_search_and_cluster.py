@@ -183,15 +183,13 @@ class TestSearch:
         assert again == first
         assert listed.count(copied / "red") == 2
 
-    def test_the_last_part_of_a_name_is_enough(
-        self, command, output, refusal, run, photos, tmp_path
-    ):
+    def test_the_last_part_of_a_name_is_enough(self, output, refusal, run, photos, tmp_path):
         """As in a table of labels; but not if two images have it."""
         copied = shutil.copytree(photos, tmp_path / "photos")
         words = ("search", run.path, "--data", copied, "--query")
         expected = output(*words, "red/red-1.png")
         for query in ("red-1.png", "red-1"):
-            assert command(*words, query) == (0, expected, "")
+            assert output(*words, query) == expected
         shutil.copy(copied / "red" / "red-2.png", copied / "blue" / "red-1.png")
         err = refusal(*words, "red-1.png")
         assert "the last part is enough, if no other image has it" in err

@@ -1,6 +1,5 @@
 """A source is refused in a moment, before torch is loaded, with the words of opening it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +7,6 @@ import pytest
 
 from deepbregman.data import check_source, open_source
 from deepbregman.errors import UserError
-
-Save = Callable[..., np.ndarray]
 
 
 def _npz(path: Path, name: str = "train_images") -> Path:

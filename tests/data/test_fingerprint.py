@@ -97,7 +97,7 @@ def test_pixels_that_are_read_of_many_lie_in_all_parts_of_an_array():
         assert fingerprint(ArrayImages(changed)) != before
 
 
-def test_reads_few_files_of_many(folder, save_picture, monkeypatch):
+def test_reads_few_files_of_many(folder, monkeypatch):
     opened: list[Path] = []
     reading = Path.open
 

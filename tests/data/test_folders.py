@@ -1,5 +1,5 @@
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,6 @@ from deepbregman.data import Source, open_source, typical_side
 from deepbregman.data import listings as listings_module
 from deepbregman.data.folders import list_folder
 from deepbregman.errors import Notice, UserError
-
-Save = Callable[..., np.ndarray]
 
 
 def _names(source: Source) -> tuple[set[str], set[str] | None]:

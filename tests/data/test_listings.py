@@ -2,17 +2,13 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from deepbregman.data import Source, UnreadableImage, listings, open_source
 from deepbregman.data.decoding import measure_decoded, read_size
 from deepbregman.errors import UserError
-
-Save = Callable[..., np.ndarray]
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
 """Tiny ImageNet in the layout of its archive, against labels that the test gives itself."""
 
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from deepbregman.data import open_source
 from deepbregman.errors import UserError
 
-Save = Callable[..., np.ndarray]
 WORDS = {
     "n02124075": "Egyptian cat",
     "n01443537": "goldfish, Carassius auratus",

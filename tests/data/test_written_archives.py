@@ -132,7 +132,7 @@ def test_every_part_of_a_source_of_arrays(tmp_path):
     assert cached.unlabelled.images.sizes.tolist() == [[5, 7], [1, 2], [3, 7]]
 
 
-def test_numpy_reads_it_and_the_bytes_never_change(tmp_path, monkeypatch):
+def test_numpy_reads_it_and_the_bytes_never_change(monkeypatch):
     source = open_source("digits", image_size=8)
     copies = [io.BytesIO(), io.BytesIO()]
     for copy in copies:

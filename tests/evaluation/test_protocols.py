@@ -56,7 +56,7 @@ def of(
     )
 
 
-def test_an_untrained_encoder_scores_less(short_run, labelled):
+def test_an_untrained_encoder_scores_less(labelled):
     """Loading is real: the run's weights do better than fresh ones of the same shape."""
     fresh = build_step(labelled.config).model.eval()
     trained = classify_by(labelled, "divergence")[0]

@@ -302,7 +302,7 @@ def test_what_does_not_fit_is_refused_by_name(resnet, classifier, tmp_path):
         start(resnet, tmp_path / "nothing")
 
 
-def test_the_command_starts_from_a_run_and_keeps_where(trained, tiny_config, tmp_path, output):
+def test_the_command_starts_from_a_run_and_keeps_where(trained, tmp_path, output):
     run, step = trained
     out = output(
         *("pretrain", run.path / "config.toml", "--encoder.weights", run.path),
@@ -315,7 +315,7 @@ def test_the_command_starts_from_a_run_and_keeps_where(trained, tiny_config, tmp
     assert record["sha256"] == checkpoints.fingerprint_weights(step.objective.encoder.trunk)
 
 
-def test_in_python(trained, tiny_config, tmp_path):
+def test_in_python(tiny_config, tmp_path):
     changes = {"encoder.weights": str(tmp_path / "none.pt")}
     with pytest.raises(UserError, match="no run and no file"):
         pretrain(override(tiny_config, changes), run=tmp_path / "run")
