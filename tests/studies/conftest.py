@@ -1,4 +1,4 @@
-"""A tenth of the digits, and settings that train them in a moment."""
+"""Settings that train few digits in a moment, and what studies leave."""
 
 import dataclasses
 import importlib
@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from deepbregman.data import Source
 from deepbregman.evaluation import linear
@@ -31,21 +29,6 @@ def read(folder: Path) -> Record:
     """Read the results of a study."""
     record: Record = json.loads((folder / "results.json").read_text())
     return record
-
-
-@pytest.fixture(scope="session")
-def few_digits(tmp_path_factory) -> str:
-    digits = load_digits()
-    images = (digits.images * 15.0).astype(np.uint8)
-    path = tmp_path_factory.mktemp("data") / "few.npz"
-    np.savez(
-        path,
-        train_images=images[:180],
-        train_labels=digits.target[:180],
-        test_images=images[180:280],
-        test_labels=digits.target[180:280],
-    )
-    return str(path)
 
 
 @pytest.fixture

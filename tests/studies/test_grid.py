@@ -656,7 +656,7 @@ def test_judged_on_held_out_images_the_test_images_stay_closed(few_digits, out, 
     asked = settings(few_digits, out, only=("5",), seeds=1, evaluate_on="holdout")
     run_study(kappa.STUDY, asked)
     (row,) = Run.open(out / "runs" / "5-seed0").result()["evaluations"][-1:]
-    assert (row["num_train"], row["num_test"]) == (162, 18)
+    assert (row["num_train"], row["num_test"]) == (180, 20)
     assert row["data"].endswith(", held out")
     assert read(out)["cells"][0]["evaluate_on"] == "holdout"
 

@@ -117,7 +117,7 @@ def test_end_to_end_without_the_test_images(command, few_digits, out, explosive,
     run = Run.open(out / "runs" / f"trial-{best['trial']:04d}")
     assert run.config == override(found, {"data.holdout": 0.1, "training.tensorboard": False})
     (judged, *_) = run.result()["evaluations"]
-    assert (judged["num_train"], judged["num_test"]) == (162, 18)
+    assert (judged["num_train"], judged["num_test"]) == (180, 20)
     assert judged["value"] == best["value"]
     last = run.metrics()[-1]  # what trials are pruned by
     assert (best["last_epoch"], best["last_knn"]) == (1, pytest.approx(last["knn"]))
@@ -209,7 +209,7 @@ def test_a_trial_that_diverges_is_worth_a_guess_and_never_the_best(few_digits, o
     run_search(*request(few_digits, out, trials=1, changes=wild))
     (row,) = trials(out)
     assert row["diverged"]
-    assert row["value"] == pytest.approx(100.0 * 2 / 18)  # the largest of ten classes in 18 images
+    assert row["value"] == pytest.approx(100.0 * 2 / 20)  # ten classes of two images each
     assert not (out / "best.toml").exists()
 
 

@@ -18,7 +18,7 @@ from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import override
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.errors import UserError
-from deepbregman.objectives import build_step, build_views
+from deepbregman.objectives import Step, build_step, build_views
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints, display
 from deepbregman.training.callbacks import Callback
@@ -64,6 +64,21 @@ def assert_identical(run: Run, reference: Run) -> None:
     ]
 
 
+def copy_step(job: Pretraining) -> Step:
+    """Build a step of the same settings and weights; its pixels are normalised as the job's."""
+    step = build_step(job.config, (0.0,) * 3, (1.0,) * 3)
+    step.load_state_dict(job.step_module.state_dict())
+    return step.train()
+
+
+def assert_one_step(job: Pretraining, reference: Step) -> None:
+    """The job's weights are those of a step of plain SGD on the reference's gradients."""
+    for name, parameter in reference.named_parameters():
+        assert parameter.grad is not None
+        after = job.step_module.get_parameter(name)
+        torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
+
+
 class TestTraining:
     def test_one_step_is_the_methods_gradient_step(self, short_config, tmp_path):
         """SGD by hand on the objective's own loss, with the batch and views the loop drew."""
@@ -71,19 +86,13 @@ class TestTraining:
             short_config, {"training.epochs": 1, **PLAIN_SGD, "training.batch_size": 300}
         )
         job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")
-        before = {k: v.clone() for k, v in job.step_module.state_dict().items()}
         (batch,) = list(job.feed(0, 0))
-        reference = build_step(config, (0.0,) * 3, (1.0,) * 3)
-        reference.load_state_dict(before)
-        reference.train()
+        reference = copy_step(job)
         reference(
             batch.images, batch.sizes, job.share.draw_uniforms(job.step_module.views, 0)
         ).total.backward()
         job.fit()
-        for name, parameter in reference.named_parameters():
-            assert parameter.grad is not None
-            after = job.step_module.get_parameter(name)
-            torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
+        assert_one_step(job, reference)
 
     def test_loss_and_gradients_are_the_mean_over_accumulated_batches(self, short_config, tmp_path):
         config = override(
@@ -96,10 +105,7 @@ class TestTraining:
             },
         )
         job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")
-        reference = build_step(config, (0.0,) * 3, (1.0,) * 3)
-        reference.load_state_dict(job.step_module.state_dict())
-        reference.train()
-        totals = []
+        reference, totals = copy_step(job), []
         for part, batch in enumerate(job.feed(0, 0)):
             uniforms = job.share.draw_uniforms(job.step_module.views, part)
             total = reference(batch.images, batch.sizes, uniforms).total
@@ -108,10 +114,7 @@ class TestTraining:
         (record,) = job.fit().metrics()
         assert job.step == 1
         assert record["total"] == pytest.approx(sum(totals) / 2, rel=1e-5)
-        for name, parameter in reference.named_parameters():
-            assert parameter.grad is not None
-            after = job.step_module.get_parameter(name)
-            torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
+        assert_one_step(job, reference)
 
     def test_the_teacher_follows_the_weights_that_a_step_has_just_made(self, tiny_config, tmp_path):
         """By the recursion of its definition, from the student's weights after every step."""

@@ -136,7 +136,9 @@ def test_an_encoder_inside_another_method_is_found_by_its_names(resnet, classifi
     assert_equal(trunk_of(start(resnet, path)), expected)
 
 
-def test_one_network_of_a_file_with_several_is_chosen_by_its_name(classifier, tmp_path, command):
+def test_one_network_of_a_file_with_several_is_chosen_by_its_name(
+    classifier, tmp_path, output, refusal
+):
     """As in the checkpoints of DINO, which hold the arguments of their program, too."""
     path = tmp_path / "dino.pth"
     student = {f"module.backbone.{name}": tensor + 1 for name, tensor in classifier.items()}
@@ -144,24 +146,14 @@ def test_one_network_of_a_file_with_several_is_chosen_by_its_name(classifier, tm
     others = {"optimizer": {"state": {0: torch.zeros(1)}}, "args": argparse.Namespace(lr=0.1)}
     torch.save({"student": student, "teacher": teacher, "epoch": 3, **others}, path)
 
-    def begin(weights: object) -> tuple[int, str]:
-        code, _, err = command(
-            *("pretrain", "simclr", "--data", "digits", "--encoder.stem", "standard"),
-            *("--training.epochs", 0, "--encoder.weights", weights, "--run", tmp_path / "run"),
-        )
-        return code, " ".join(err.split())
-
-    code, said = begin(path)
-    assert code == 2
+    begin = ("pretrain", "simclr", "--data", "digits", "--encoder.stem", "standard")
+    begin += ("--training.epochs", 0, "--run", tmp_path / "run", "--encoder.weights")
+    said = refusal(*begin, path)
     assert f"holds 2 encoders: choose one by --encoder.weights {path}:NAME" in said
     assert "NAME is student.module.backbone or teacher.backbone" in said
-    code, said = begin(f"{path}:techer")
-    assert code == 2
-    assert "holds no techer, but student, teacher" in said
-    code, said = begin(f"{path}:backbone")
-    assert code == 2
-    assert "holds 2 encoders" in said
-    assert begin(f"{path}:teacher")[0] == 0
+    assert "holds no techer, but student, teacher" in refusal(*begin, f"{path}:techer")
+    assert "holds 2 encoders" in refusal(*begin, f"{path}:backbone")
+    output(*begin, f"{path}:teacher")
     expected = {name: t for name, t in classifier.items() if not name.startswith("fc.")}
     assert_equal(load_trained_encoder(tmp_path / "run").trunk.state_dict(), expected)
     record = json.loads((tmp_path / "run" / "provenance.json").read_text())["weights"]
