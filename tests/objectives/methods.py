@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.objectives import Step, StepOutputs
+from deepbregman.objectives import Step, StepOutputs, build_step
 
 TINY: Mapping[str, Any] = {
     "data.holdout": 0.0,
@@ -87,6 +87,20 @@ def carry(name: str, **changes: Any) -> Config:
     small |= {"divergence.weight": 0.5, "optimiser.warmup_epochs": 0.0}
     small.pop("views.num_views", None)
     return override(load_recipe(name), {**small, **changes})
+
+
+def build_objective(name: str, **changes: Any) -> Any:
+    """The objective of a method in small, in float64."""
+    return build_step(configure(name, **changes)).objective.double()
+
+
+def build_taught(name: str, **changes: Any) -> Any:
+    """The same, of a method whose teacher is no longer the student."""
+    objective = build_objective(name, **changes)
+    with torch.no_grad():
+        for parameter in objective.teacher.parameters():
+            parameter.mul_(1.1)
+    return objective
 
 
 def draw_views(num_views: int, num_images: int, size: int = 8) -> Tensor:

@@ -4,19 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives import Samples, ViewGroups, gather_alone
 from deepbregman.objectives.byol import BYOL
 
-from .methods import configure, draw_views
-
-
-def build() -> BYOL:
-    objective = build_step(configure("byol")).objective.double()
-    assert isinstance(objective, BYOL)
-    with torch.no_grad():
-        for parameter in objective.teacher.parameters():
-            parameter.mul_(1.1)  # no longer the student
-    return objective
+from .methods import build_taught, draw_views
 
 
 def predict(objective: BYOL, views: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +18,7 @@ def predict(objective: BYOL, views: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_the_loss_is_the_papers():
     """The squared distance of the two unit vectors, both ways round, halved (Eq. 2)."""
-    objective, views = build(), draw_views(2, 5)
+    objective, views = build_taught("byol"), draw_views(2, 5)
     p, targets = predict(objective, views)
     total = 0.0
     for a, b in ((0, 1), (1, 0)):
@@ -42,7 +33,7 @@ def test_the_loss_is_the_papers():
 
 def test_it_is_lightlys_loss_moved_and_doubled():
     losses = pytest.importorskip("lightly.loss")
-    objective, views = build(), draw_views(2, 6)
+    objective, views = build_taught("byol"), draw_views(2, 6)
     p, targets = predict(objective, views)
     theirs = losses.NegativeCosineSimilarity()
     expected = 2.0 + theirs(p[0], targets[1]) + theirs(p[1], targets[0])

@@ -5,16 +5,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives import Samples, ViewGroups, gather_alone
 from deepbregman.objectives.dino import DINO
-from deepbregman.training.optimisers import build_optimiser, set_learning_rates
 
-from .methods import configure, draw_views
+from .methods import build_objective, draw_views
 
 
-def build(**changes: object) -> DINO:
-    objective = build_step(configure("dino", **changes)).objective.double()
-    assert isinstance(objective, DINO)
+def build() -> DINO:
+    objective: DINO = build_objective("dino")
     with torch.no_grad():
         for part in (objective.teacher, objective.teacher_prototypes):
             for parameter in part.parameters():
@@ -82,15 +80,3 @@ def test_the_teachers_temperature_rises_and_its_prototypes_follow():
         torch.testing.assert_close(slow, kept * before + (1.0 - kept) * fast)
     assert "target_temperature" in objective.state_dict()
     assert "centre" in objective.state_dict()
-
-
-def test_the_last_layer_is_frozen_at_first():
-    config = configure("dino", **{"objective.freeze_prototypes": 0.25})
-    objective = build_step(config).objective
-    assert isinstance(objective, DINO)
-    optimiser = build_optimiser(config.optimiser, objective.parameter_groups(), torch.device("cpu"))
-    for step, frozen in ((0, True), (1, True), (2, False)):
-        set_learning_rates(config, step, 4, optimiser)  # 8 steps in all
-        for group in optimiser.param_groups:
-            mine = any(p is objective.prototypes.weight for p in group["params"])
-            assert (group["lr"] == 0.0) == (mine and frozen)

@@ -19,6 +19,7 @@ from deepbregman.evaluation.knn import build_knn_monitor
 from deepbregman.objectives import Samples, Step, StepOutputs, ViewGroups, build_step, gather_alone
 from deepbregman.training import checkpoints, diagnostics
 from deepbregman.training.loop import Pretraining
+from deepbregman.training.optimisers import build_optimiser, set_learning_rates
 from deepbregman.training.processes import launch
 
 from . import methods
@@ -471,3 +472,16 @@ def test_a_step_never_waits_for_the_device(name, tmp_path, no_host_sync):
         job.advance(feed)
     with no_host_sync():
         job.advance(feed)
+
+
+@pytest.mark.parametrize("name", ["dino", "swav"])
+def test_prototypes_are_frozen_at_first(name):
+    config = configure(name, **{"objective.freeze_prototypes": 0.25})
+    objective = build_step(config).objective
+    groups = objective.parameter_groups()
+    optimiser = build_optimiser(config.optimiser, groups, torch.device("cpu"))
+    for step, frozen in ((0, True), (1, True), (2, False)):
+        set_learning_rates(config, step, 4, optimiser)  # 8 steps in all
+        for group in optimiser.param_groups:
+            mine = any(p is objective.prototypes.weight for p in group["params"])
+            assert (group["lr"] == 0.0) == (mine and frozen)

@@ -7,19 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives import Samples, ViewGroups, gather_alone
 from deepbregman.objectives.moco import MoCo
 
-from .methods import configure, draw_views
-
-
-def build(name: str) -> MoCo:
-    objective = build_step(configure(name)).objective.double()
-    assert isinstance(objective, MoCo)
-    with torch.no_grad():
-        for parameter in objective.teacher.parameters():
-            parameter.mul_(1.1)  # no longer the student
-    return objective
+from .methods import build_taught, draw_views
 
 
 def contrast(query: Tensor, own: Tensor, negatives: list[Tensor]) -> float:
@@ -52,7 +43,7 @@ def by_hand(objective: MoCo, views: Tensor, pairs: list[tuple[int, int]]) -> flo
     [("moco-v2", [(0, 0)]), ("moco-v2plus", [(0, 1), (1, 0)]), ("moco-v3", [(0, 1), (1, 0)])],
 )
 def test_the_loss_is_the_papers(name, pairs):
-    objective, views = build(name), draw_views(2, 5)
+    objective, views = build_taught(name), draw_views(2, 5)
     expected = by_hand(objective, views, pairs)
     found = objective(ViewGroups(views), gather_alone, Samples())
     assert found.terms["contrastive"].item() == pytest.approx(expected, rel=1e-6)
@@ -68,7 +59,7 @@ def test_version_3_weighs_both_directions_by_twice_tau():
 
 @pytest.mark.parametrize("name", ["moco-v2", "moco-v2plus"])
 def test_the_queue_holds_keys_of_past_batches_only(name):
-    objective, views = build(name), draw_views(2, 5)
+    objective, views = build_taught(name), draw_views(2, 5)
     queue = objective.queue
     before = queue.weight.clone()
     first = objective(ViewGroups(views), gather_alone, Samples())
@@ -83,7 +74,7 @@ def test_the_queue_holds_keys_of_past_batches_only(name):
 
 def test_it_equals_lightlys_loss_with_a_memory_bank():
     losses = pytest.importorskip("lightly.loss")
-    objective, views = build("moco-v2"), draw_views(2, 5)
+    objective, views = build_taught("moco-v2"), draw_views(2, 5)
     theirs = losses.NTXentLoss(temperature=0.2, memory_bank_size=(40, 6))
     query = objective.embed(views[:1])[1][0]
     key = objective.teacher(views[1])

@@ -7,20 +7,14 @@ import torch
 from torch import Tensor
 
 from deepbregman.config.methods import MomentumSettings
-from deepbregman.objectives import Outputs, Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives import Outputs, Samples, ViewGroups, gather_alone
 from deepbregman.objectives.momentum import MomentumObjective
 
-from .methods import METHODS, configure, draw_views
+from .methods import METHODS, build_objective, configure, draw_views
 
 NAMES = tuple(
     name for name in METHODS if issubclass(type(configure(name).objective), MomentumSettings)
 )
-
-
-def build(name: str, **changes: object) -> MomentumObjective:
-    objective = build_step(configure(name, **changes)).objective.double()
-    assert isinstance(objective, MomentumObjective)
-    return objective
 
 
 def draw_groups(name: str) -> ViewGroups[Tensor]:
@@ -38,7 +32,8 @@ def compute(objective: MomentumObjective, groups: ViewGroups[Tensor]) -> Outputs
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_teacher_starts_as_the_student_and_follows_it(name):
-    objective = build(name, **{"objective.momentum": 0.9, "objective.final_momentum": 0.97})
+    changes = {"objective.momentum": 0.9, "objective.final_momentum": 0.97}
+    objective = build_objective(name, **changes)
     students = [*objective.encoder.parameters(), *objective.projection.parameters()]
     teachers = list(objective.teacher.parameters())
     assert all(map(torch.equal, teachers, students))
@@ -55,7 +50,7 @@ def test_the_teacher_starts_as_the_student_and_follows_it(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_gradient_reaches_the_teacher_and_all_else_gets_some(name):
-    objective = build(name)
+    objective = build_objective(name)
     outputs = compute(objective, draw_groups(name))
     assert not outputs.teacher.requires_grad
     sum(weight * outputs.terms[key] for key, weight in objective.weights.items()).backward()
@@ -66,7 +61,7 @@ def test_no_gradient_reaches_the_teacher_and_all_else_gets_some(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_teacher_is_part_of_its_state_and_not_of_what_is_trained(name):
-    objective = build(name)
+    objective = build_objective(name)
     teachers = {id(parameter) for parameter in objective.teacher.parameters()}
     trained = [p for group in objective.parameter_groups() for _, p in group.parameters]
     assert teachers.isdisjoint(id(p) for p in trained if p.requires_grad)
@@ -75,7 +70,7 @@ def test_its_teacher_is_part_of_its_state_and_not_of_what_is_trained(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_says_whether_its_targets_are_of_the_students_views(name):
-    objective, groups = build(name), draw_groups(name)  # the teacher is still the student
+    objective, groups = build_objective(name), draw_groups(name)  # the teacher is still the student
     z = objective.embed(groups.main)[1]
     targets = compute(objective, groups).teacher
     same = len(targets) == len(z) and torch.allclose(targets, z)

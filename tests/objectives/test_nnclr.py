@@ -6,21 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
-from deepbregman.objectives.nnclr import NNCLR
+from deepbregman.objectives import Samples, ViewGroups, gather_alone
 
-from .methods import configure, draw_views
-
-
-def build() -> NNCLR:
-    objective = build_step(configure("nnclr")).objective.double()
-    assert isinstance(objective, NNCLR)
-    return objective
+from .methods import build_objective, draw_views
 
 
 def test_the_loss_is_the_papers():
     """``-log exp(nn_i p_i / tau) / sum_k exp(nn_i p_k / tau)``, both ways round (Eq. 3 and 4)."""
-    objective = build()
+    objective = build_objective("nnclr")
     views = draw_views(2, 5, 8)
     z = objective.embed(views)[1]
     p = F.normalize(objective.predictor(z.flatten(0, 1)).view_as(z), dim=2)
@@ -38,7 +31,7 @@ def test_the_loss_is_the_papers():
 
 
 def test_the_queue_takes_the_first_view_after_it_was_used():
-    objective = build()
+    objective = build_objective("nnclr")
     before = objective.queue.weight.clone()
     views = draw_views(2, 5, 8)
     z = objective.embed(views)[1]
@@ -50,7 +43,7 @@ def test_the_queue_takes_the_first_view_after_it_was_used():
 
 
 def test_predictions_get_gradient_and_neighbours_none():
-    objective = build()
+    objective = build_objective("nnclr")
     views = draw_views(2, 5, 8)
     neighbours = objective.find_neighbours(objective.embed(views)[1])
     assert not neighbours.requires_grad
@@ -62,7 +55,7 @@ def test_neighbours_and_loss_are_lightlys():
     """Its loss with a memory bank, one image at a time: the other predictions are the bank."""
     losses = pytest.importorskip("lightly.loss")
     modules = pytest.importorskip("lightly.models.modules")
-    objective, views = build(), draw_views(2, 5, 8)
+    objective, views = build_objective("nnclr"), draw_views(2, 5, 8)
     z = objective.embed(views)[1]
     p = F.normalize(objective.predictor(z.flatten(0, 1)).view_as(z), dim=2).detach()
     search = modules.NNMemoryBankModule(size=(40, 6))

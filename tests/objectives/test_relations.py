@@ -12,16 +12,7 @@ from deepbregman.errors import UserError
 from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
 from deepbregman.objectives.ressl import ReSSL
 
-from .methods import configure, draw_views
-
-
-def build(name: str, **changes: object) -> ReSSL:
-    objective = build_step(configure(name, **changes)).objective.double()
-    assert isinstance(objective, ReSSL)
-    with torch.no_grad():
-        for parameter in objective.teacher.parameters():
-            parameter.mul_(1.1)  # no longer the student
-    return objective
+from .methods import build_taught, configure, draw_views
 
 
 def softmax(logits: list[float]) -> list[float]:
@@ -44,7 +35,7 @@ def total(objective: ReSSL, views: ViewGroups[Tensor]) -> float:
 
 def test_ressl_is_the_papers_less_the_entropy_of_its_target():
     """The cross-entropy of the relations to the bank at 0.1 with the teacher's at 0.04."""
-    objective, views = build("ressl"), ViewGroups(draw_views(2, 4), draw_views(1, 4))
+    objective, views = build_taught("ressl"), ViewGroups(draw_views(2, 4), draw_views(1, 4))
     z, targets, bank = embed(objective, views)
     expected = 0.0
     for view in z:
@@ -60,7 +51,7 @@ def test_ressl_is_the_papers_less_the_entropy_of_its_target():
 def test_sce_is_the_papers_less_the_entropy_of_its_relations():
     """``-sum_k w_k log p_k`` with w of the own key and the relations, p over both (Eq. 3 to 6)."""
     coefficient = 0.3
-    objective = build("sce", **{"objective.coefficient": coefficient})
+    objective = build_taught("sce", **{"objective.coefficient": coefficient})
     views = ViewGroups(draw_views(1, 4), draw_views(2, 4, 8))
     z, targets, bank = embed(objective, views)
     expected = 0.0
@@ -77,7 +68,7 @@ def test_sce_is_the_papers_less_the_entropy_of_its_relations():
 
 @pytest.mark.parametrize("name", ["ressl", "sce"])
 def test_the_bank_takes_the_targets_after_they_were_compared(name):
-    objective, views = build(name), ViewGroups(draw_views(1, 4), draw_views(2, 4))
+    objective, views = build_taught(name), ViewGroups(draw_views(1, 4), draw_views(2, 4))
     before = objective.bank.weight.clone()
     outputs = objective(views, gather_alone, Samples())
     expected = F.normalize(outputs.teacher.flatten(0, 1), dim=1)

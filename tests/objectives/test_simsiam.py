@@ -8,13 +8,7 @@ from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
 from deepbregman.objectives.simsiam import SimSiam
 from deepbregman.training.optimisers import build_optimiser, set_learning_rates
 
-from .methods import configure, draw_views
-
-
-def build() -> SimSiam:
-    objective = build_step(configure("simsiam")).objective.double()
-    assert isinstance(objective, SimSiam)
-    return objective
+from .methods import build_objective, configure, draw_views
 
 
 def embed(objective: SimSiam, views: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,7 +19,7 @@ def embed(objective: SimSiam, views: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("num_views", [2, 3])
 def test_the_loss_is_the_papers(num_views):
     """Half of D(p1, z2) and half of D(p2, z1), each the mean of negative cosines (Eq. 1 to 3)."""
-    objective = build()
+    objective = build_objective("simsiam")
     views = draw_views(num_views, 4, 8)
     z, p = embed(objective, views)
     losses = []
@@ -44,7 +38,7 @@ def test_the_loss_is_the_papers(num_views):
 
 def test_it_equals_lightlys_loss():
     losses = pytest.importorskip("lightly.loss")
-    objective = build()
+    objective = build_objective("simsiam")
     views = draw_views(2, 6, 8)
     z, p = embed(objective, views)
     theirs = losses.NegativeCosineSimilarity()
@@ -54,7 +48,7 @@ def test_it_equals_lightlys_loss():
 
 
 def test_no_gradient_comes_back_through_the_target():
-    objective = build()
+    objective = build_objective("simsiam")
     views = draw_views(2, 4, 8)
     found = objective(ViewGroups(views), gather_alone, Samples()).terms["prediction"]
     weights = objective.projection[-1].weight

@@ -5,17 +5,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives import Samples, ViewGroups, gather_alone
 from deepbregman.objectives.swav import SwAV
-from deepbregman.training.optimisers import build_optimiser, set_learning_rates
 
-from .methods import configure, draw_views
-
-
-def build(**changes: object) -> SwAV:
-    objective = build_step(configure("swav", **changes)).objective.double()
-    assert isinstance(objective, SwAV)
-    return objective
+from .methods import build_objective, draw_views
 
 
 def sinkhorn(scores: Tensor, epsilon: float, rounds: int) -> Tensor:
@@ -52,7 +45,7 @@ def by_hand(objective: SwAV, main: Tensor, small: Tensor | None, past: Tensor | 
 
 @pytest.mark.parametrize("crops", [0, 2])
 def test_the_loss_is_the_papers(crops):
-    objective = build()
+    objective = build_objective("swav")
     main = draw_views(2, 4, 8)
     small = draw_views(crops, 4, 4) if crops else None
     expected = by_hand(objective, main, small, None)
@@ -61,7 +54,7 @@ def test_the_loss_is_the_papers(crops):
 
 
 def test_the_queue_joins_the_assignment_once_it_is_full_and_due():
-    objective = build(**{"objective.queue": 32, "objective.queue_from": 0.2})
+    objective = build_objective("swav", **{"objective.queue": 32, "objective.queue_from": 0.2})
     main = draw_views(2, 4, 8)
     rows = F.normalize(torch.randn(32, 6, dtype=torch.float64), dim=1)
     directions = F.normalize(objective.prototypes.weight, dim=1).detach()
@@ -82,7 +75,7 @@ def test_the_queue_joins_the_assignment_once_it_is_full_and_due():
 
 def test_it_equals_lightlys_loss():
     losses = pytest.importorskip("lightly.loss")
-    objective = build()
+    objective = build_objective("swav")
     main = draw_views(2, 8, 8)
     small = draw_views(2, 8, 4)
     theirs = losses.SwaVLoss(temperature=0.1, sinkhorn_iterations=3, sinkhorn_epsilon=0.05)
@@ -92,23 +85,10 @@ def test_it_equals_lightlys_loss():
 
 
 def test_assignments_get_no_gradient_and_prototypes_do():
-    objective = build()
+    objective = build_objective("swav")
     main = draw_views(2, 4, 8)
     scores = torch.stack(score(objective, main))
     assert not objective.assign(scores[0]).requires_grad
     objective(ViewGroups(main), gather_alone, Samples()).terms["assignment"].backward()
     gradient = objective.prototypes.weight.grad
     assert gradient.any()
-
-
-def test_prototypes_are_frozen_at_first():
-    config = configure("swav", **{"objective.freeze_prototypes": 0.25})
-    objective = build_step(config).objective
-    groups = objective.parameter_groups()
-    optimiser = build_optimiser(config.optimiser, groups, torch.device("cpu"))
-    prototypes = objective.prototypes.weight
-    for step, frozen in ((0, True), (1, True), (2, False)):
-        set_learning_rates(config, step, 4, optimiser)  # 8 steps in all
-        for group in optimiser.param_groups:
-            mine = any(p is prototypes for p in group["params"])
-            assert (group["lr"] == 0.0) == (mine and frozen)
