@@ -70,13 +70,13 @@ def detect(
     )
 
 
-def make_run(path: Path, **changes: object) -> Run:
+def make_run(path: Path, own: nn.Module | None = None, **changes: object) -> Run:
     """A run as pretraining leaves it, of a network whose weights were never trained."""
     settings = {"encoder.name": "resnet18", "encoder.stem": "standard", **changes}
     config = override(Config(), settings)
     run = Run.create(path, config, collect_provenance("cpu"))
     torch.manual_seed(1)
-    step = build_step(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2))
+    step = build_step(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2), own=OwnParts(own))
     checkpoints.save(run.last_checkpoint, {**checkpoints.collect_networks(step), "epoch": 400.0})
     return run
 
@@ -239,10 +239,7 @@ def test_a_resnet_of_ones_own_is_taken(devkit, tmp_path):
     """The random arm of a module of the user's own draws its weights anew."""
     own = torchvision.models.resnet18()
     own.fc = nn.Identity()
-    config = override(Config(), {"encoder.name": "custom"})
-    run = Run.create(tmp_path / "run", config, collect_provenance("cpu"))
-    step = build_step(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2), own=OwnParts(own))
-    checkpoints.save(run.last_checkpoint, {**checkpoints.collect_networks(step), "epoch": 400.0})
+    run = make_run(tmp_path / "run", own, **{"encoder.name": "custom", "encoder.stem": "auto"})
     options = Options(("detect",), str(devkit), detect=TINY)
     evaluation = Evaluation(run, options, "cpu", encoder=own)
     for trunk, loaded in zip(TINY.arms, (120, 0), strict=True):

@@ -1,13 +1,14 @@
 """A run of three epochs in a fraction of a second, and processes that are joined."""
 
 import socket
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pytest
 
 from deepbregman.commands.pretrain import pretrain
-from deepbregman.config import Config, load_recipe, override
+from deepbregman.config import Config, load_recipe, override, to_toml
 from deepbregman.data import open_source
 from deepbregman.runs import Run
 
@@ -66,6 +67,14 @@ def tiny_config(tmp_path_factory) -> Config:
     pixels = train.images.pixels[:64].permute(0, 2, 3, 1).numpy()
     np.savez(path, train_images=pixels, train_labels=train.labels[:64].numpy())
     return override(load_recipe("digits"), {**TINY, "data.source": str(path)})
+
+
+@pytest.fixture(scope="session")
+def recipe(tmp_path_factory, tiny_config) -> Path:
+    """The same as a file."""
+    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    path.write_text(to_toml(tiny_config))
+    return path
 
 
 @pytest.fixture(scope="session")

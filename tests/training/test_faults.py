@@ -26,13 +26,6 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def recipe(tmp_path, tiny_config) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text(to_toml(tiny_config))
-    return path
-
-
-@pytest.fixture
 def command(capsys) -> Command:
     """Run the command line; return its exit code and its error, which must be one paragraph."""
 
@@ -306,21 +299,22 @@ def test_an_interrupt_before_there_is_a_run(command, recipe, tmp_path, monkeypat
     assert (code, said) == (130, "stopped\n")
 
 
-def test_stopping_at_an_epochs_end_saves_once(tiny_config, tmp_path, monkeypatch):
+def test_stopping_at_an_epochs_end_saves_once(tiny_config, tmp_path, stop_after):
     """Else the previous checkpoint would be the same as the last."""
-    at_step(monkeypatch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Exception, match="everything is saved"):
+    with stop_after(4), pytest.raises(Interrupted, match="everything is saved"):
         pretrain(tiny_config, run=tmp_path / "run")
     run = Run.open(tmp_path / "run")
     assert saved_step(run.path) == 4
     assert checkpoints.load(run.previous_checkpoint)["step"] == 2
 
 
-def test_a_signal_at_the_last_step_is_not_forgotten(tiny_config, tmp_path, monkeypatch):
+def test_a_signal_at_the_last_step_is_not_forgotten(tiny_config, tiny_run, tmp_path, stop_after):
     """Else a study would go on with its other runs."""
-    steps = pretrain(tiny_config, run=tmp_path / "first").metrics()[-1]["step"]
-    at_step(monkeypatch, steps, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Interrupted, match="SIGTERM; everything is saved, the run is complete") as e:
+    steps, words = (
+        tiny_run.metrics()[-1]["step"],
+        "SIGTERM; everything is saved, the run is complete",
+    )
+    with stop_after(steps), pytest.raises(Interrupted, match=words) as e:
         pretrain(tiny_config, run=tmp_path / "run")
     assert e.value.signal_number == signal.SIGTERM
     assert Run.open(tmp_path / "run").result()["pretrain"]["step"] == steps

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from deepbregman.commands.pretrain import pretrain
-from deepbregman.config import to_toml
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.display import Display
@@ -45,13 +44,6 @@ class CommandLine:
 @pytest.fixture(scope="module")
 def command_line(tmp_path_factory, forks) -> CommandLine:
     return CommandLine(forks, tmp_path_factory.mktemp("errors") / "errors.txt")
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory, tiny_config) -> Path:
-    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
-    path.write_text(to_toml(tiny_config))
-    return path
 
 
 def new(recipe: Path, folder: Path) -> tuple[object, ...]:

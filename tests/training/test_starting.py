@@ -1,6 +1,5 @@
 """One command starts a run, continues it, or says that it is complete; and what it says first."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from deepbregman.runs import Run
 from deepbregman.training.notices import find_surprises
 
 from ..conftest import save_photos
-from .test_faults import at_step
 
 
 @pytest.fixture
@@ -32,11 +30,10 @@ def recipe(tmp_path, tiny_config, photos) -> Path:
 
 
 def test_one_command_starts_continues_and_tells_the_end(
-    command, output, refusal, recipe, tmp_path, monkeypatch
+    command, output, refusal, recipe, tmp_path, stop_after
 ):
     words = ("pretrain", recipe, "--run", tmp_path / "run")
-    with monkeypatch.context() as patch:
-        at_step(patch, 4, lambda: signal.raise_signal(signal.SIGTERM))
+    with stop_after(4):
         code, out, err = command(*words)
     assert code == 143
     assert "error" not in err  # it was asked to stop
