@@ -219,19 +219,25 @@ def correlated(rows: int, width: int) -> tuple[Tensor, Tensor]:
     return points @ turned, labels
 
 
-def test_the_preconditioner_saves_half_of_the_products_and_moves_nothing(monkeypatch):
-    monkeypatch.setattr(linear, "_MOST_UNKNOWNS", 0)  # else the plain one ends early
-    features, labels = correlated(1000, 48)
-    counts = [0, 0]
-    multiply, identity = linear._Objective.multiply_hessian, torch.eye(49, dtype=torch.float64)
+@pytest.fixture
+def counts(monkeypatch) -> list[int]:
+    """The last number grows with each product of the Hessian and a vector."""
+    numbers, multiply = [0], linear._Objective.multiply_hessian
 
     def count(*arguments: Any) -> Tensor:
-        counts[-1] += 1
+        numbers[-1] += 1
         return multiply(*arguments)
 
     monkeypatch.setattr(linear._Objective, "multiply_hessian", count)
+    return numbers
+
+
+def test_the_preconditioner_saves_half_of_the_products_and_moves_nothing(counts, monkeypatch):
+    monkeypatch.setattr(linear, "_MOST_UNKNOWNS", 0)  # else the plain one ends early
+    features, labels = correlated(1000, 48)
+    identity = torch.eye(49, dtype=torch.float64)
     even = fit_linear(features, labels, num_classes=4, l2=1e-4)
-    counts.reverse()
+    counts.append(0)
     monkeypatch.setattr(linear._Objective, "compute_preconditioner", lambda *_: identity)
     plain = fit_linear(features, labels, num_classes=4, l2=1e-4)
     assert 2 * counts[0] < counts[1]
@@ -264,21 +270,13 @@ def test_the_hessian_is_that_of_autograd(monkeypatch):
     torch.testing.assert_close(torch.stack(products), expected)
 
 
-def test_a_small_penalty_takes_no_thousands_of_products(monkeypatch):
+def test_a_small_penalty_takes_no_thousands_of_products(counts, monkeypatch):
     """One class of nearly equal images, such as screenshots, and others that overlap."""
     features, labels = correlated(600, 48)
     features[:15] = 3 * features.std(0) + 1e-4 * features[:15]
     others = labels[15:] % 3
     shuffled = torch.randperm(len(others), generator=torch.Generator().manual_seed(0))
     labels = torch.cat([torch.full((15,), 3), others[shuffled]])
-    counts = [0]
-    multiply = linear._Objective.multiply_hessian
-
-    def count(*arguments: Any) -> Tensor:
-        counts[-1] += 1
-        return multiply(*arguments)
-
-    monkeypatch.setattr(linear._Objective, "multiply_hessian", count)
     found = fit_linear(features, labels, num_classes=4, l2=1e-5)
     counts.append(0)
     monkeypatch.setattr(linear, "_MOST_UNKNOWNS", 0)

@@ -29,14 +29,20 @@ def test_it_queries_what_was_held_out_in_a_bank_of_the_rest(short_config):
     assert monitor(model)["knn"] == pytest.approx(expected, abs=1.6)  # two queries of 130
 
 
-def test_without_a_held_out_part_a_tenth_is_asked_about(short_config, monkeypatch):
-    sizes = []
+@pytest.fixture
+def sizes(monkeypatch) -> list[int]:
+    """How many images there are in each set that is opened from now on."""
+    opened: list[int] = []
 
     def note(images: Images, *rest: Any, **options: Any) -> Batches:
-        sizes.append(len(images))
+        opened.append(len(images))
         return batch_images(images, *rest, **options)
 
     monkeypatch.setattr(knn, "batch_images", note)
+    return opened
+
+
+def test_without_a_held_out_part_a_tenth_is_asked_about(short_config, sizes):
     whole = override(short_config, {"data.holdout": 0.0})
     build_knn_monitor(open_source("digits", image_size=8).train, whole, CPU)
     assert sizes == [1167, 130]  # of 1297
@@ -60,15 +66,8 @@ def test_there_is_none_without_labels_or_queries_or_when_off(short_config):
     assert build_knn_monitor(train, override(short_config, {"training.knn_every": 0}), CPU) is None
 
 
-def test_large_images_make_a_smaller_bank(short_config, monkeypatch):
+def test_large_images_make_a_smaller_bank(short_config, sizes, monkeypatch):
     """A bank of 20,000 photographs would take 12 GB of the device's memory."""
-    sizes = []
-
-    def note(images: Images, *rest: Any, **options: Any) -> Batches:
-        sizes.append(len(images))
-        return batch_images(images, *rest, **options)
-
-    monkeypatch.setattr(knn, "batch_images", note)
     monkeypatch.setattr(knn, "MONITOR_BYTES", 100 * 3 * 16**2 + 5)
     build_knn_monitor(open_source("digits", image_size=8).train, short_config, CPU)
     bank, queries = sizes
@@ -76,16 +75,10 @@ def test_large_images_make_a_smaller_bank(short_config, monkeypatch):
     assert queries == 130
 
 
-def test_the_monitor_of_photographs_fits_beside_the_training(monkeypatch):
+def test_the_monitor_of_photographs_fits_beside_the_training(sizes):
     """Of the recipe for ImageNet; 20,000 images in its bank and 2,000 queries were 13 GB."""
     images = ArrayImages(torch.zeros(60_000, 3, 1, 1, dtype=torch.uint8))
     train = Split(images, torch.arange(60_000) % 1000)
-    sizes = []
-
-    def note(images: Images, *rest: object, may_replace: bool) -> None:
-        sizes.append(len(images))
-
-    monkeypatch.setattr(knn, "batch_images", note)
     build_knn_monitor(train, load_recipe("paper-imagenet"), CPU)
     assert min(sizes) >= 1000  # one of each class
     assert sum(sizes) * 3 * 448**2 < 6e9
