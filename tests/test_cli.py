@@ -275,11 +275,16 @@ class TestCommands:
         (tmp_path / "photos").mkdir()
         (tmp_path / "photos/a.png").touch()
         (tmp_path / "few.csv").write_text("image,label\nx.png,1\ny.png,1\nz.png,2\na.png,2\n")
+        (tmp_path / "empty.csv").touch()
+        unlabelled = override(short_run.config, {"data.source": str(tmp_path / "photos")})
+        Run.create(tmp_path / "mine", unlabelled, {})
         run = str(short_run.path)
-        lines = [
-            [],
-            *([verb, "--help"] for verb in COMMANDS),
-            ["recipes"],
+        again = ["pretrain", f"{run}/config.toml", "--run", run]  # it is complete
+        fine = [[], *([verb, "--help"] for verb in COMMANDS), ["recipes"], again]
+        refused = [
+            [*again, "--seed", "7"],
+            ["evaluate", "mine"],
+            ["explore", "mine", "--labels", "empty.csv", "--out", "map.html"],
             ["pretrain", "digits", "--data", "digit"],
             ["pretrain", "digits", "--data", "none.npz"],
             ["pretrain", "digits", "--run", "full"],
@@ -320,19 +325,23 @@ class TestCommands:
         ]
         script = (
             "import json, sys\nfrom deepbregman.cli import main\n"
-            "for words in json.loads(sys.argv[1]):\n"
-            "    try: main(words)\n"
-            "    except SystemExit as stop: code = stop.code\n"
-            "    else: code = 0\n"
-            "    helps = not words or words == ['recipes'] or '--help' in words\n"
-            "    assert (code or 0) == (0 if helps else 2), (words, code)\n"
-            "    assert 'torch' not in sys.modules, words\n"
+            "for expected, lines in zip((0, 2), json.loads(sys.argv[1])):\n"
+            "    for words in lines:\n"
+            "        try: main(words)\n"
+            "        except SystemExit as stop: code = stop.code or 0\n"
+            "        else: code = 0\n"
+            "        assert code == expected, (words, code)\n"
+            "        assert 'torch' not in sys.modules, words\n"
         )
-        command = [sys.executable, "-c", script, json.dumps(lines)]
+        command = [sys.executable, "-c", script, json.dumps([fine, refused])]
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, check=False, encoding="utf-8"
         )
         assert done.returncode == 0, done.stderr[-2000:]
+        assert "is complete: 2 epochs trained" in done.stdout
+        assert "exists with other settings" in done.stderr
+        assert f"data '{tmp_path / 'photos'}' lacks labels to evaluate with" in done.stderr
+        assert "labels 'empty.csv': the first line is ''" in done.stderr
         assert [path.name for path in (tmp_path / "full").iterdir()] == ["x"]
         assert not (tmp_path / "studies").exists()
 

@@ -2,8 +2,6 @@
 
 import shlex
 import shutil
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -190,47 +188,6 @@ def test_test_images_that_were_trained_on_are_told_of(command, run_on_photos):
     code, _, err = command(*words, "new")
     assert code == 0
     assert "trained on" not in err
-
-
-def run_and_list_imports(*words: object) -> tuple[int, str, set[str]]:
-    """Return the exit code, the words on both streams, and the modules that were imported."""
-    command = [sys.executable, "-X", "importtime", "-m", "deepbregman", *map(str, words)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = ended.stderr.splitlines()
-    imported = {line.split("|")[-1].strip() for line in lines if line.startswith("import time:")}
-    said = [line for line in lines if not line.startswith("import time:")]
-    assert "deepbregman.errors" in imported
-    return ended.returncode, ended.stdout + "\n".join(said), imported
-
-
-def test_images_without_labels_are_refused_before_torch_is_loaded(run_on_photos):
-    code, said, imported = run_and_list_imports("evaluate", "runs/mine")
-    assert code == 2
-    assert "data 'photos' lacks labels to evaluate with" in said
-    assert "torch" not in imported
-
-
-def test_a_table_that_is_none_is_refused_before_torch_is_loaded(run_on_photos):
-    Path("few.csv").touch()
-    words = ("runs/mine", "--labels", "few.csv", "--out", "map.html")
-    code, said, imported = run_and_list_imports("explore", *words)
-    assert code == 2
-    assert "labels 'few.csv': the first line is ''" in said
-    assert "torch" not in imported
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [([], 0, "is complete: 2 epochs trained"), (["--seed", 7], 2, "exists with other settings")],
-)
-def test_a_run_that_exists_is_answered_before_torch_is_loaded(short_run, words, code, expected):
-    recipe = short_run.path / "config.toml"
-    found, said, imported = run_and_list_imports(
-        "pretrain", recipe, "--run", short_run.path, *words
-    )
-    assert found == code
-    assert expected in said
-    assert "torch" not in imported
 
 
 def test_the_folder_of_runs_names_them(refusal, run_on_photos):
