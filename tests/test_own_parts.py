@@ -43,7 +43,7 @@ from deepbregman.objectives import (
     ViewGroups,
     build_step,
 )
-from deepbregman.objectives.own import _check_methods
+from deepbregman.objectives.own import _check_forward, _check_hooks
 from deepbregman.runs import Run
 from deepbregman.training import loop, planning
 from deepbregman.training.callbacks import collect_metrics
@@ -455,6 +455,27 @@ class Unsampled(Agreement):
     def forward(self, views: ViewGroups[Tensor], gather: Any) -> Outputs: ...
 
 
+class Wordless(Objective):
+    """Has nothing to compute."""
+
+    def __init__(self, encoder: Any, widths: Any) -> None:
+        super().__init__(encoder, nn.Sequential(), {"none": 1.0})
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, *parts: None,
+        lambda self, views, gather, samples, extra=None: None,
+        lambda self, a, b, c, /: None,
+        staticmethod(lambda views, gather, samples: None),
+    ],
+)
+def test_a_forward_may_take_its_arguments_in_any_way(forward):
+    made = object.__new__(type("Other", (Objective,), {"forward": forward}))
+    _check_forward(made)
+
+
 def test_a_method_may_have_names_like_those_that_training_calls():
     class Both(Misspelt):
         metric = "cosine"
@@ -465,9 +486,9 @@ def test_a_method_may_have_names_like_those_that_training_calls():
 
         def _draw(self) -> None: ...
 
-    _check_methods(Both)
+    _check_hooks(Both)
     with pytest.raises(UserError, match="after_steps"):
-        _check_methods(Misspelt)
+        _check_hooks(Misspelt)
 
 
 @pytest.mark.parametrize(
@@ -491,7 +512,11 @@ def test_a_method_may_have_names_like_those_that_training_calls():
         ),
         (
             lambda encoder, widths: Unsampled(encoder, widths),
-            r"Unsampled.forward has .* self, views, gather: .*\(views, gather, samples\)",
+            r"Unsampled.forward takes \(views: .*, gather: .*\): .* \(views, gather, samples\)",
+        ),
+        (
+            lambda encoder, widths: Wordless(encoder, widths),
+            r"Wordless has no forward\(views, gather, samples\)",
         ),
     ],
 )

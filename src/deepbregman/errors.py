@@ -77,10 +77,11 @@ def require_list(what: str, names: object) -> None:
         raise UserError(f"{what} is {names!r}: give a list, as [{names!r}]")
 
 
-def require_whole(what: str, value: object, low: int) -> None:
-    """Refuse what is not a whole number from ``low`` on."""
+def require_whole(what: str, value: object, low: int) -> int:
+    """Return a whole number from ``low`` on, also one of NumPy, as an int; refuse anything else."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
         raise UserError(f"{what} is {value!r}: it must be a whole number, {low} or more")
+    return int(value)
 
 
 def abbreviate(value: Any) -> str:

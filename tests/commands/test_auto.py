@@ -303,6 +303,22 @@ def test_a_program_names_images_as_the_command_does(photos, tmp_path, kind):
     assert run.config == pretrain("auto", data=photos, run=run.path, changes=changes).config
 
 
+def test_a_path_is_never_the_name_of_a_recipe_or_a_dataset(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("digits", "cifar10"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(UserError, match=f"'{name}': no image in it"):
+            pretrain(Path(name), run=tmp_path / "run")
+    with pytest.warns(Notice, match=r"digits means the recipe of that name; .* write \./digits"):
+        pretrain("digits", run=tmp_path / "digits-run", changes={"training.epochs": 0})
+
+
+def test_a_program_may_write_a_home_folder_short(photos, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(photos.parent))
+    with pytest.raises(UserError, match="--budget soon"):  # the images are found before
+        pretrain(f"~/{photos.name}", run=tmp_path / "run", budget="soon")
+
+
 @pytest.mark.parametrize("recipe", ["", "my_photoz"])
 def test_a_program_is_told_of_a_name_that_is_nothing(recipe, tmp_path):
     with pytest.raises(UserError, match=f"'{recipe}' is neither a folder of images"):
@@ -311,7 +327,10 @@ def test_a_program_is_told_of_a_name_that_is_nothing(recipe, tmp_path):
 
 
 def test_a_program_is_told_how_to_name_images_and_times(photos, tmp_path):
-    with pytest.raises(UserError, match=r"is a folder: name a recipe, .* in Python data="):
-        pretrain(str(photos), data="digits", run=tmp_path / "run")
+    for given in ({"data": "digits"}, {"changes": {"data.source": "digits"}}):
+        with pytest.raises(UserError, match="a run takes images from one place"):
+            pretrain(str(photos), run=tmp_path / "run", **given)
+    with pytest.raises(UserError, match=r"recipe is 3: .* \"auto\", data=..."):
+        pretrain(3, run=tmp_path / "run")
     with pytest.raises(UserError, match="--budget 30: it must be a time above 0 with its unit"):
         pretrain("auto", data=photos, budget=30, run=tmp_path / "run")

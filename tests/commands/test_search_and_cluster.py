@@ -1,6 +1,7 @@
 """Searching and clustering as a user does it: the verbs, what they leave, and their errors."""
 
 import csv
+import json
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import normalized_mutual_info_score
 
-from deepbregman import cluster, duplicates, embed, evaluate, search
+from deepbregman import Few, cluster, draw_first_images, duplicates, embed, evaluate, search
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import override
 from deepbregman.errors import Notice, UserError
@@ -63,10 +64,11 @@ def plain(short_config, flat, tmp_path_factory) -> Run:
     [
         (lambda run: search(run, ["red-1.png"], k="3"), "k is '3': it must be a whole number"),
         (lambda run: search(run, ["red-1.png"], k=True), "k is True"),
-        (lambda run: cluster(run, "2"), "clusters is '2': it must be from 2 to 30"),
+        (lambda run: cluster(run, "2"), "clusters is '2': it must be a whole number"),
         (lambda run: cluster(run, 2, seeds=1.5), "seeds is 1.5: it must be a whole number"),
-        (lambda run: duplicates(run, threshold="0.9"), "threshold is '0.9': a cosine must"),
-        (lambda run: evaluate(run, epochs="3"), "epochs is '3': it must be a whole number"),
+        (lambda run: duplicates(run, threshold="0.9"), "threshold is '0.9': it must be a number"),
+        (lambda run: evaluate(run, epochs="3"), "epochs is '3': it must be a whole number, 0"),
+        (lambda run: draw_first_images(run, out="a.csv", seed=-1), "seed is -1: it must be a"),
         (lambda run: evaluate(run, semi={"labels": 1}), "must be an object of the class Semi"),
     ],
 )
@@ -75,9 +77,14 @@ def test_arguments_of_a_wrong_type_are_refused_in_python(plain, call, words):
         call(plain)
 
 
-def test_a_count_may_be_a_number_of_numpy(plain):
+def test_numbers_may_be_those_of_numpy(plain, run):
     found = search(plain, ["red-1.png"], k=np.int64(2))
     assert len(found.answers[0].hits["cosine"]) == 2
+    groups = cluster(plain, np.int64(3), seeds=np.int64(1))
+    assert len(groups.partitions["features"].sizes) == 3
+    assert duplicates(plain, threshold=np.float32(0.5)).threshold == 0.5
+    rows = evaluate(run, protocols=["few"], seeds=np.int64(1), few=Few(draws=np.int64(2)))
+    json.dumps(rows)  # as files take them
 
 
 @pytest.fixture
@@ -357,7 +364,7 @@ class TestCluster:
     @pytest.mark.parametrize(
         ("words", "expected"),
         [
-            (["--clusters", 31], "clusters is 31: it must be from 2 to"),
+            (["--clusters", 31], "clusters is 31: it must be a whole number from 2 to"),
             (
                 ["--clusters", 1],
                 "from 2 to 30, the number of images; one cluster would hold them all",

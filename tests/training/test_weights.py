@@ -203,6 +203,10 @@ def test_a_saved_encoder_has_the_normalisation_of_its_pixels(resnet, tmp_path, s
     assert_equal(encoder.state_dict(), saved.state_dict())
     config = override(resnet, {"encoder.weights": str(path)})
     assert find_weights(config).describe(config) == str(path)  # no note on unknown pixels
+    weights = {n: t for n, t in saved.state_dict().items() if n.startswith("trunk.")}
+    save(weights, path)
+    path.with_name(f"{path.name}.json").write_text(json.dumps({"mean": MEAN, "std": DEVIATION}))
+    assert start(resnet, path).objective.encoder.mean.flatten().tolist() == pytest.approx(MEAN)
 
 
 def test_torchvision_by_name(resnet, classifier, monkeypatch):

@@ -91,7 +91,7 @@ def cluster(
         check_new_file(out, ".csv")
         for method in ("features", "divergence"):
             check_new_file(_name_sheet(out, method), ".png")
-    require_whole("seeds", seeds, 1)
+    seeds = require_whole("seeds", seeds, 1)
     check_picture(run, data, source, out)
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.clustering import cluster_images

@@ -68,7 +68,7 @@ def duplicates(
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")
     if threshold is not None and not (has_type(threshold, float) and 0.0 < threshold <= 1.0):
-        raise UserError(f"threshold is {threshold!r}: a cosine must be above 0 and at most 1")
+        raise UserError(f"threshold is {threshold!r}: it must be a number above 0 and at most 1")
     check_picture(run, data, source, sheet, "sheet")
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.duplicates import find_duplicates

@@ -76,7 +76,7 @@ def label(
     Several classifiers are compared by cross-validation on the labelled images. The best one labels
     the other images, with probabilities. The estimated accuracy holds for images like the labelled
     ones, so choose the first images to label at random: without --labels, the command line picks
-    them and writes a table to fill in.
+    them and writes a table to fill in (in Python: draw_first_images).
 
     Args:
         run: Folder of a run, as `deepbregman pretrain` writes it.
@@ -110,7 +110,7 @@ def label(
         )
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")
-    require_whole("suggest", suggest, 0)
+    suggest = require_whole("suggest", suggest, 0)
     check_picture(run, data, source, sheet, "sheet")
     from deepbregman.data.labels import read_labels, refuse_names
 
@@ -193,7 +193,7 @@ def draw_first_images(
     """
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")
-    require_whole("suggest", suggest, 1)
+    suggest, seed = require_whole("suggest", suggest, 1), require_whole("seed", seed, 0)
     check_picture(run, data, None, sheet, "sheet")
     images = open_images(run, data, None, accelerator, devices, None, skip_unreadable)
     from deepbregman.evaluation.labelling import draw_images

@@ -44,6 +44,7 @@ from .pretrain_options import (
     names_images,
     read_request,
     read_settings,
+    tell_of_folder,
 )
 
 if TYPE_CHECKING:
@@ -116,10 +117,7 @@ def pretrain(
     Returns:
         The finished run; give its ``path`` to :func:`load_encoder`.
     """
-    if isinstance(recipe, str | Path):
-        recipe = str(recipe)
-        if data is None and "data.source" not in (changes or {}) and names_images(recipe):
-            recipe, data = AUTO, recipe
+    recipe, data = _read_first(recipe, data, changes or {})
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe
     _check_callbacks(callbacks)
     given, images = {**_mark_own(encoder, augment, objective), **(changes or {})}, None
@@ -151,6 +149,30 @@ def pretrain(
     own = OwnParts(encoder, augment, objective)
     inputs = Inputs(own, source, images, tuple(callbacks))
     return train_run(config, folder, False, accelerator, console, inputs, request)
+
+
+def _read_first(recipe: Any, data: Any, changes: Mapping[str, Any]) -> tuple[str | Config, Any]:
+    """Read the first argument as the command reads its first word; return recipe and data."""
+    if isinstance(recipe, Config):
+        return recipe, data
+    if isinstance(recipe, Path):  # which is never the name of a recipe or of a dataset
+        recipe = os.path.join(os.curdir, recipe)
+    if not isinstance(recipe, str):
+        raise UserError(
+            f"recipe is {abbreviate(recipe)}: give the name of a recipe, a .toml file, a folder or "
+            'file of images, or a Config; images of your program follow a recipe: "auto", data=...'
+        )
+    has_data = data is not None or "data.source" in changes
+    if not names_images(recipe):
+        if recipe in recipes() and not has_data:
+            tell_of_folder(recipe, "recipe")
+        return recipe, data
+    if has_data:
+        raise UserError(
+            f"data was given, and {recipe!r} names images too: a run takes images from one place; "
+            "name a recipe first, such as auto"
+        )
+    return AUTO, recipe
 
 
 def _check_callbacks(callbacks: "Sequence[Callback]") -> None:

@@ -111,12 +111,12 @@ def names_images(word: str, spaced: str = "") -> bool:
     Args:
         spaced: the same word with those after it, in case it is a name with spaces.
     """
-    path = Path(word)
-    if word in recipes() or path.suffix == ".toml":
+    if word in recipes() or Path(word).suffix == ".toml":
         return False
-    from deepbregman.data.datasets import DATASETS, FILE_SUFFIXES
+    from deepbregman.data.datasets import DATASETS, FILE_SUFFIXES, expand_home
     from deepbregman.data.stored import HUB
 
+    path = expand_home(Path(word))
     if is_run(path):
         again = f"deepbregman pretrain --resume {shlex.quote(word)}"
         raise UserError(

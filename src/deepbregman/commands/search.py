@@ -78,7 +78,7 @@ def search(
     """
     require_list("queries", queries)
     check_new_file(out, ".png")
-    require_whole("k", k, 1)
+    k = require_whole("k", k, 1)
     if not queries:
         raise UserError(
             "search needs an image: give --query FILE, or an image of the dataset such as "

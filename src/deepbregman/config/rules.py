@@ -7,7 +7,8 @@ import functools
 import math
 import re
 from dataclasses import dataclass
-from types import UnionType
+from numbers import Integral, Real
+from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from deepbregman.errors import UserError, abbreviate, suggest
@@ -104,9 +105,9 @@ def has_type(value: Any, hint: Any) -> bool:
             return all(has_type(item, items[0]) for item in value)
         return len(value) == len(items) and all(map(has_type, value, items))
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, Real) and not isinstance(value, bool)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, Integral) and not isinstance(value, bool)
     return isinstance(value, hint)
 
 
@@ -124,11 +125,12 @@ def describe(hint: Any) -> str:
             return f"a list, each item {describe(items[0])}"
         return f"a list of {len(items)} items, each {describe(items[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    names[NoneType] = "None"
     return names.get(hint) or f"an object of the class {hint.__name__}"
 
 
 def accept(value: Any, hint: Any) -> Any:
-    """Return a value of the right type, its whole numbers as floats where the type says float.
+    """Return a value as its type says: a number, also one of NumPy, as Python's int or float.
 
     A tensor made of whole numbers could not hold the fractions of a schedule.
 
@@ -154,7 +156,7 @@ def accept(value: Any, hint: Any) -> Any:
             value.encode()
         except UnicodeEncodeError:  # a file's name in another encoding, as the shell passed it
             raise ValueError("it must be valid Unicode; rename the file or folder") from None
-    return float(value) if hint is float else value
+    return hint(value) if hint in (int, float) else value
 
 
 @functools.cache

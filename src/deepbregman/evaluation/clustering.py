@@ -381,10 +381,10 @@ def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> i
         clusters = num_classes if num_classes > 1 else few
     if not isinstance(clusters, Integral) or not 2 <= clusters <= num_images:
         raise UserError(
-            f"clusters is {clusters!r}: it must be from 2 to {num_images}, the number of images; "
-            "one cluster would hold them all"
+            f"clusters is {clusters!r}: it must be a whole number from 2 to {num_images}, the "
+            "number of images; one cluster would hold them all"
         )
-    return clusters
+    return int(clusters)
 
 
 def _cluster_once(

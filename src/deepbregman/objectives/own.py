@@ -116,7 +116,8 @@ class OwnParts(NamedTuple):
                 "the objective given has another encoder than it was given: pass the encoder on to "
                 "Objective.__init__"
             )
-        _check_methods(type(made))
+        _check_forward(made)
+        _check_hooks(type(made))
         for name, value in vars(made).items():
             if isinstance(value, Tensor):
                 raise UserError(
@@ -210,20 +211,26 @@ def check_divergence_inputs(
         )
 
 
-def _check_methods(kind: type[Objective]) -> None:
-    """Refuse a class whose methods training cannot call, or would not.
-
-    A name that is nearly that of a method which training calls would do nothing, unless the class
-    has the right one too.
-    """
-    signature = inspect.signature(kind.forward)
+def _check_forward(made: Objective) -> None:
+    """Refuse a method that training cannot call."""
+    name, signature = f"{type(made).__name__}.forward", inspect.signature(made.forward)
+    if type(made).forward is Objective.forward:
+        raise UserError(f"{type(made).__name__} has no forward(views, gather, samples): write it")
     try:
-        signature.bind("self", "views", "gather", "samples")
+        signature.bind("views", "gather", "samples")
     except TypeError:
+        taken = ", ".join(map(str, signature.parameters.values()))
         raise UserError(
-            f"{kind.__name__}.forward has the arguments {', '.join(signature.parameters)}: "
-            "training calls forward(views, gather, samples); give it these three"
+            f"{name} takes ({taken}): training calls it with the three arguments (views, gather, "
+            "samples), without their names"
         ) from None
+
+
+def _check_hooks(kind: type[Objective]) -> None:
+    """Refuse a method whose name is nearly that of one which training calls: it would do nothing.
+
+    A class that has the right one too may have both.
+    """
     absent = [name for name in HOOKS if getattr(kind, name) is getattr(Objective, name)]
     for name in dir(kind):
         meant = difflib.get_close_matches(name, absent, n=1, cutoff=0.85)

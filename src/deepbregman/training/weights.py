@@ -256,7 +256,8 @@ def _read_torch_file(path: Path) -> StartingWeights:
 def _take_file(state: Weights, path: Path) -> StartingWeights:
     """Take the tensors of a file; an encoder of ours has the normalisation of pixels among them."""
     if all(name.startswith("trunk.") or name in PIXELS for name in state):
-        return _take_trunk(state, str(path), {"from": str(path)})
+        taken = _take_trunk(state, str(path), {"from": str(path)})
+        return taken if taken.pixels is not None else replace(taken, pixels=_read_pixels(path))
     return StartingWeights(state, str(path), {"from": str(path)}, _read_pixels(path))
 
 
