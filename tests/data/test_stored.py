@@ -130,6 +130,11 @@ def test_images_labels_and_splits(folder):
     assert (has_labels(str(folder)), typical_side(str(folder))) == (True, 9)
 
 
+def test_a_dataset_is_named_after_its_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert open_source(".", image_size=32).name == folder.name
+
+
 def test_worker_processes_read_them(folder):
     source = open_source(str(folder), image_size=32)
     found = read_pixels(source, range(18), resident="no", num_workers=1)
@@ -196,11 +201,11 @@ def test_another_time_of_any_part_is_another_identity(tmp_path, write):
 
 class TestTar:
     def test_one_file_without_labels(self, tmp_path):
-        path = write_tar(tmp_path / "all.tar", samples(range(6), labelled=False))
+        path = write_tar(tmp_path / "all.TAR", samples(range(6), labelled=False))
         source = open_source(str(path), image_size=8)
         assert source.train.labels is None
         assert source.test is None
-        assert source.train.names[1] == "all.tar/0001.png"
+        assert source.train.names[1] == "all.TAR/0001.png"
 
     def test_shards_of_one_name_in_two_folders(self, tmp_path):
         for name in ("train", "test"):
@@ -213,7 +218,7 @@ class TestTar:
         assert [*source.train.names, *source.test.names] == names
 
     def test_a_sample_is_a_folder_and_a_name_up_to_the_first_dot(self, tmp_path):
-        members = {"a/0.left.PNG": encode(PIXELS[0]), "a/0.cls": b"2"}
+        members = {"a/0.left.PNG": encode(PIXELS[0]), "a/0.CLS": b"2"}
         members |= {"a/._0.left.PNG": b"as macOS adds beside each file"}
         members |= {"b/0.cls": b"1", "b/0.png": encode(PIXELS[1])}
         index = read_index([write_tar(tmp_path / "all.tar", members)])
@@ -232,16 +237,16 @@ class TestTar:
         assert (len(source.train), len(source.test)) == (16, 4)
 
     def test_the_index_is_kept_and_read_again(self, tmp_path, monkeypatch):
-        path = write_tar(tmp_path / "all.tar", samples(range(6)))
-        first = read_index([path])
+        paths = [write_tar(tmp_path / f"{i}.tar", samples(range(6 * i, 6 * i + 6))) for i in (0, 1)]
+        first = read_index(paths)
         monkeypatch.setattr(tarfile, "open", None)
-        again = read_index([path])
+        again = read_index(paths)
         assert again.names == first.names
         assert again.labels == first.labels
         assert (again.offsets == first.offsets).all()
-        os.utime(path, (1, 1))
+        os.utime(paths[1], (1, 1))
         with pytest.raises(TypeError):  # another time: it is read anew
-            read_index([path])
+            read_index(paths)
 
     def test_names_that_are_no_text_are_kept_as_they_are(self, tmp_path):
         """Else a run on them would not resume: its images would seem to be others."""
@@ -255,7 +260,9 @@ class TestTar:
         images = open_source(str(folder), image_size=8).train.images
         store = images.paths[0].store
         assert isinstance(store, TarStore)
+        assert store.read(6)
         copy = pickle.loads(pickle.dumps(store))
+        assert not copy._files  # those of this process mean nothing in another
         assert [copy.read(index) for index in (0, 17, 1)] == [
             encode(PIXELS[index]) for index in (0, 17, 1)
         ]
@@ -267,6 +274,33 @@ class TestTar:
         assert [place.read() for place in (one.paths[0], chosen.paths[:1][0])] == [
             encode(PIXELS[7])
         ] * 2
+
+    @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="of Linux")
+    def test_each_piece_of_a_shard_is_asked_for_once_and_ahead(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("deepbregman.data.shards._READ_AHEAD", 4096)
+        index = read_index([write_tar(tmp_path / "all.tar", samples(range(12)))])
+        asked: list[tuple[int, int]] = []
+
+        def refuse(handle: int, start: int, length: int, advice: int) -> None:
+            assert advice == os.POSIX_FADV_WILLNEED
+            asked.append((start, length))
+            raise OSError("this disk takes no advice")
+
+        monkeypatch.setattr(os, "posix_fadvise", refuse)
+        store = TarStore([tmp_path / "all.tar"], index)
+        for row, offset in enumerate(index.offsets.tolist()):
+            assert store.read(row)
+            assert any(start <= offset < start + length == start + 4096 for start, length in asked)
+        assert len(set(asked)) == len(asked) < len(store)
+
+    def test_what_is_no_file_is_no_image(self, tmp_path):
+        path = write_tar(tmp_path / "all.tar", samples([1], labelled=False))
+        with tarfile.open(path, "a") as archive:
+            for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE):
+                member = tarfile.TarInfo("other.png")
+                member.type, member.linkname = kind, "0001.png"
+                archive.addfile(member)
+        assert read_index([path]).names == ["all.tar/0001.png"]
 
     def test_an_image_that_cannot_be_decoded(self, tmp_path):
         members = {**samples(range(4)), "bad.png": b"no image", "bad.cls": b"0"}
@@ -359,6 +393,9 @@ class TestTar:
         os.truncate(path, int(index.offsets[-1]) + 5)
         with pytest.raises(OSError, match="the shard ends within it"):
             TarStore([path], index).read(2)
+        path.unlink()
+        with pytest.raises(UserError, match="cannot be read"):
+            read_index([path])
 
 
 class TestParquet:
@@ -422,9 +459,66 @@ class TestParquet:
         refuse("below 0", image=[encode(PIXELS[0])], label=[-1])
         refuse(r"a label is \[1, 2\]: each image has one class", image=[b"x"], label=[[1, 2]])
         refuse(r"image 'train\[0\]': cannot be read .*the row has no bytes", image=[None, b"y"])
-        (tmp_path / "t.parquet").write_bytes(b"PAR1 or not")
-        with pytest.raises(UserError, match="cannot be read"):
-            open_source(str(tmp_path / "t.parquet"), image_size=8)
+        refuse("no row in .*t.parquet", image=arrow.array([], arrow.binary()))
+        parquet.write_table(arrow.table({"image": [bytes(4000)]}), tmp_path / "t.parquet")
+        content = bytearray((tmp_path / "t.parquet").read_bytes())
+        content[50:90] = b"?" * 40  # its end, which says where everything is, is whole
+        for damaged in (content, b"PAR1 or not"):
+            (tmp_path / "t.parquet").write_bytes(damaged)
+            with pytest.raises(UserError, match="cannot be read"):
+                open_source(str(tmp_path / "t.parquet"), image_size=8)
+
+    def test_labels_of_a_part_of_the_images_are_refused(self, tmp_path):
+        """Else they would go to the first images."""
+        arrow = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as parquet
+
+        table = arrow.table({"image": [*map(encode, PIXELS[:4])], "label": [0, 1, 0, 1]})
+        parquet.write_table(table.select(["image"]), tmp_path / "train-0.parquet")
+        parquet.write_table(table, tmp_path / "train-1.parquet")
+        with pytest.raises(UserError, match="train: 4 labels for 8 images; give one to each"):
+            open_source(str(tmp_path), image_size=8)
+
+    def test_columns_are_known_by_their_names(self, tmp_path):
+        """In capitals too; of several that may be labels, by the most usual name."""
+        arrow = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as parquet
+
+        columns = {"class": [0] * 24, "mask": [b"no image"] * 24, "Image": [*map(encode, PIXELS)]}
+        parquet.write_table(arrow.table({**columns, "label": LABELS}), tmp_path / "all.parquet")
+        source = open_source(str(tmp_path), image_size=9)
+        assert source.classes == ("0", "1", "2")
+        assert read_pixels(source, [0]).shape == (1, 9, 9, 3)
+
+    @pytest.mark.parametrize("holder", ["train-0", "train-1", "test-0"])
+    @pytest.mark.parametrize(
+        ("known", "classes"),
+        [
+            ('{"info": {"features": {"label": {"names": ["cat", "dog"]}}}}', ("cat", "dog")),
+            ('{"info": {"features": {"label": {"names": [10, 20]}}}}', ("10", "20")),
+            ('{"info": null}', ("0", "1")),
+            ("no JSON", ("0", "1")),
+        ],
+    )
+    def test_any_table_may_name_the_classes(self, tmp_path, holder, known, classes):
+        arrow = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as parquet
+
+        plain = arrow.table({"image": [*map(encode, PIXELS[:2])], "label": [0, 1]})
+        for name in ("train-0", "train-1", "test-0"):
+            about = {b"huggingface": known.encode()} if name == holder else None
+            parquet.write_table(plain.replace_schema_metadata(about), tmp_path / f"{name}.parquet")
+        assert open_source(str(tmp_path), image_size=9).classes == classes
+
+    def test_folders_that_are_named_as_tables(self, tmp_path):
+        """As Spark names them, one for each split."""
+        write_parquet(tmp_path / "first")
+        for split in ("train", "test"):
+            (tmp_path / "all" / f"{split}.parquet").mkdir(parents=True)
+            part = tmp_path / "first" / f"{split}-0.parquet"
+            part.rename(tmp_path / "all" / f"{split}.parquet" / "part-0.parquet")
+        source = open_source(str(tmp_path / "all"), image_size=9)
+        assert (len(source.train), len(source.test)) == (10, 6)
 
     def test_rows_without_an_image_are_left_out_of_a_table_too_large_to_decode(
         self, tmp_path, monkeypatch
@@ -467,6 +561,7 @@ def test_labels_by_number_and_by_word():
     first, second = numbers.values()
     assert classes == ("a", "b")
     assert (first.tolist(), second.tolist()) == ([1, 0], [1])
+    assert number_labels({"train": [0, 1], "test": ["a"]})[1] == ("0", "1", "a")
 
 
 def test_a_folder_of_images_beside_an_archive_is_a_folder(tmp_path):

@@ -47,17 +47,41 @@ def test_the_loss_is_a_loop_over_turned_images(count):
     assert found == pytest.approx(sum(expected) / len(expected), abs=1e-10)
 
 
+def test_the_encoder_may_round_and_the_head_sees_every_process():
+    class Coarse(Pixels):
+        encoder = nn.Sequential(nn.Flatten(), nn.Linear(27, 27))  # type: ignore[assignment]
+
+        def autocast(self) -> Any:
+            return torch.autocast("cpu", torch.bfloat16)
+
+    parts: list[torch.Tensor] = []
+
+    def gather(h: torch.Tensor) -> torch.Tensor:
+        parts.append(h)
+        return torch.cat(parts, dim=1)
+
+    small = draw_views(4, 6, 3).float()
+    objective, term = Coarse(), RotationTerm(RotationSettings(hidden=7), 27)
+    term(objective, small[:, :2], gather)
+    found = term(objective, small[:, 2:], gather)["rotation"]
+    assert [(part.dtype, part.shape[1]) for part in parts] == [(torch.bfloat16, n) for n in (2, 4)]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, term(objective, small, gather_alone)["rotation"])
+
+
 def test_its_weighed_loss_joins_the_total_and_reaches_the_encoder():
     step = build(configure("moco-v2", **TURNS))
     outputs = take_step(step)
     terms = name_terms(step, outputs)
     assert terms["rotation"].item() == pytest.approx(math.log(4), abs=1.0)
+    assert step.weights["rotation"] == 0.4
     weighed = sum(step.weights[name] * value for name, value in terms.items())
     torch.testing.assert_close(outputs.total.detach(), weighed)
     named = {name for group in step.parameter_groups() for name, _ in group.parameters}
     assert {name for name in named if name.startswith("rotation.head")}
     (gradient,) = torch.autograd.grad(outputs.total, [step.rotation.head[-1].weight])
     assert gradient.abs().max() > 0.0
+    assert gradient.shape == (4, 8)  # a score for each quarter, from the hidden layer
 
 
 def test_other_networks_begin_as_without_it():

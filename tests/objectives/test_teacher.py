@@ -18,7 +18,7 @@ from deepbregman.errors import UserError
 from deepbregman.method.bregman import balance_scores, divergence, paired_divergence
 from deepbregman.method.losses import info_nce, match_scores
 from deepbregman.objectives import Step, StepOutputs, ViewGroups, build_step
-from deepbregman.objectives.teacher import Prototypes, momentum_at
+from deepbregman.objectives.teacher import Prototypes, list_weights, momentum_at
 from deepbregman.training import checkpoints
 from deepbregman.training.faults import Interrupted
 
@@ -168,6 +168,15 @@ def test_a_part_that_was_wrapped_since_keeps_its_place():
     teacher.update(nn.Sequential(nn.Sequential(encoder), head))
     assert torch.equal(teacher.network[0].weight, encoder.weight)
     assert torch.equal(teacher.network[1].weight, head.weight)
+
+
+def test_weights_are_listed_as_torch_lists_parameters():
+    inner = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    network = nn.Sequential(inner, nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2), inner)
+    network.register_module("none", None)
+    found, expected = list_weights(network), list(network.parameters())
+    assert list(map(id, found)) == list(map(id, expected))
+    assert len(found) == 6
 
 
 def test_momentum_rises_to_one():
