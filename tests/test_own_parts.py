@@ -393,6 +393,7 @@ class Renamed(Agreement):
         ({"name": "spread"}, "loss term 'spread'"),
         ({"name": "knn"}, "loss term 'knn'"),
         ({"name": "divergence"}, "loss term 'divergence'"),
+        ({"name": "stopped"}, "loss term 'stopped'"),
         ({"name": "distance", "metric": "rankme"}, "metric 'rankme'"),
         ({"name": "distance", "metric": "distance"}, "metric 'distance'"),
     ],

@@ -214,6 +214,17 @@ def test_diagnose_without_divergence():
     assert set(found) == {"alignment", "uniformity", "spread", "effective_rank"}
 
 
+def test_alignment_is_with_the_second_view_or_else_with_the_target():
+    h, z, target = normal(2, 8, 12), normal(2, 8, 5), normal(1, 8, 5, seed=1)
+    step, nothing = make_step(0.0, weight=0.0), torch.zeros(1)
+    for views, other, partner in ((z, target, z[1]), (z[:1], target, target[0])):
+        outputs = StepOutputs(nothing[0], nothing, views, other, h, None)
+        found = diagnostics.diagnose(step, outputs)
+        assert found["alignment"] == pytest.approx(naive_alignment(z[0], partner), rel=1e-4)
+    alone = StepOutputs(nothing[0], nothing, z[:1], None, h, None)
+    assert "alignment" not in diagnostics.diagnose(step, alone)
+
+
 def test_diagnose_in_bfloat16_is_as_in_float32():
     h, z, scores = (normal(2, 8, d).bfloat16() for d in (12, 5, 4))
     expected = diagnose(h.float(), z.float(), scores.float(), 0.0)

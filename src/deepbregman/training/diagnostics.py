@@ -73,10 +73,8 @@ def alpha_req(h: Tensor) -> Tensor:
     places = torch.arange(1, len(values) + 1, dtype=values.dtype, device=values.device)
     kept = (places >= first) & (places <= last) & (values > rounding)
     x, y = places[kept].log(), values[kept].log()
-    if len(x) < 2:
-        return torch.full((), torch.nan, dtype=values.dtype)
     x = x - x.mean()
-    slope: Tensor = (x * y).sum() / x.square().sum()
+    slope: Tensor = (x * y).sum() / x.square().sum()  # 0 / 0 of fewer than two
     return -slope
 
 
