@@ -178,6 +178,34 @@ def test_more_trials_later_and_nothing_else(few_digits, begun):
     assert later[1]["values"] != later[0]["values"]
 
 
+def test_each_worker_draws_other_values_by_the_seed(few_digits, out):
+    def draw(folder: Path, *changes: str) -> float:
+        recipe, asked = request(few_digits, folder, changes=(*CHANGES, *changes))
+        return _draw(_begin(join_search(recipe, asked, folder, _own(folder), NAME)[0]))
+
+    both = [draw(out), draw(out)]
+    again = [draw(out.with_name("again")) for _ in range(2)]
+    assert again == both
+    assert len({*both, draw(out.with_name("other"), "seed=7")}) == 3
+
+
+@pytest.mark.parametrize("more", [5, 2])
+def test_a_later_number_of_trials_is_that_of_the_search(few_digits, out, more, monkeypatch):
+    """The words of a search that was stopped do not give it again."""
+    join_search(*request(few_digits, out), out, _own(out), NAME)
+    totals = []
+
+    def stop(queue: tuning.SearchQueue, worker: Any) -> bool:
+        totals.append(queue.total)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning.SearchQueue, "run_next", stop)
+    for options in (SearchOptions(out=out, trials=more), SearchOptions(out=out)):
+        with pytest.raises(Stopped):
+            run_search(None, options)
+    assert totals == [more] * 2
+
+
 def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(few_digits, out, monkeypatch):
     monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda self: self.number == 1)
     run_search(*request(few_digits, out, trials=2, epochs=2))
@@ -202,6 +230,27 @@ def test_a_pruned_trial_is_never_the_best_by_its_knn(tmp_path):
     assert (first["value"], first["last_knn"], first["last_epoch"]) == (None, 90.0, 2)
     assert (record["best"]["trial"], record["best"]["value"]) == (1, 50.0)
     assert record["num_counted"] == 3  # not the one that failed
+
+
+def test_importance_is_each_fields_share_of_what_varies(tmp_path):
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(0), direction="maximize")
+
+    def judge(trial: optuna.Trial) -> float:
+        return trial.suggest_float("a", 0.0, 1.0) + 0.0 * trial.suggest_float("b", 0.0, 1.0)
+
+    study.optimize(judge, 3)
+    assert write_trials(tmp_path, study, {})["importance"] is None  # too few to tell
+    study.optimize(judge, 1)
+    first = write_trials(tmp_path, study, {})["importance"]
+    assert sum(first.values()) == pytest.approx(1.0)
+    study.optimize(judge, 12)
+    found = [write_trials(tmp_path, study, {})["importance"] for _ in range(2)]
+    assert found[0] == found[1]
+    assert found[0]["a"] > 0.9
+    same = optuna.create_study()
+    same.optimize(lambda trial: 0.0 * judge(trial), 5)
+    assert write_trials(tmp_path, same, {})["importance"] is None
 
 
 def test_a_trial_that_diverges_is_worth_a_guess_and_never_the_best(few_digits, out):

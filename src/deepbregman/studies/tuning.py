@@ -97,7 +97,7 @@ def run_search(
         worker = Worker(lambda _: source, evaluation, console)
         if source.skipped_notice:
             worker.say(source.skipped_notice)
-        queue = SearchQueue(study, plan, folder, options.trials or plan.definition["trials"])
+        queue = SearchQueue(study, plan, folder, plan.definition["trials"])
         queue.retry_too_large()
         worker.say(f"search in {folder}: {queue.describe()}; evaluated on held-out training images")
         record = work(queue, worker, _format_command(options, folder, entry))
@@ -141,8 +141,7 @@ def join_search(
         load_if_exists=True,
     )
     study.set_user_attr("workers", worker + 1)  # each draws other numbers
-    if "definition" not in stored:
-        study.set_user_attr("definition", plan.definition)
+    study.set_user_attr("definition", plan.definition)  # what is asked for later counts, too
     return study, plan
 
 
