@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -379,6 +380,25 @@ def test_the_bar_tells_every_epoch_though_nothing_is_measured(few_digits, out, m
     run_study(kappa.STUDY, asked)
     assert (0.5, "epoch 1 of 2  ") in told
     assert (1.0, "epoch 2 of 2  ") in told
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus", "before", "taken"),
+    [
+        (4, 2, None, "1"),  # the fourth of four
+        (4, 2, "6,3", "3"),
+        (4, 1, "6", "6"),
+        (4, 0, None, None),
+        (1, 2, "6,3", "6,3"),
+    ],
+)
+def test_each_worker_of_a_machine_takes_one_gpu(processes, gpus, before, taken, monkeypatch):
+    here = SimpleNamespace(local_processes=processes, local_rank=processes - 1)
+    monkeypatch.setattr(engine, "leave_group", lambda: here)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before or "")
+    engine.become_worker()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == (taken or "")
 
 
 def test_a_busy_run_is_waited_for_and_taken_over(few_digits, out, monkeypatch):
