@@ -1,6 +1,8 @@
 """The space of a search: what is written is what is searched, and what cannot be is refused."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import optuna
 import pytest
@@ -14,6 +16,7 @@ from deepbregman.studies.search_plan import (
     Choice,
     Interval,
     check_search,
+    name_search_folder,
     parse_space,
     plan_search,
     search_of_study,
@@ -123,6 +126,13 @@ def test_booleans_and_words_and_spaces_between():
         (["data.holdout=0.1:0.5"], "one set of images"),
         (["views.crop_area=0.1:0.5"], "is a list, and only single values"),
         (["objective.weight=0:1", "divergence.weight=0:1"], "are both 0"),
+        (
+            [
+                *("objective.weight=0:1", "divergence.weight=0:1", "divergence.sigma=0.1:1"),
+                *("divergence.dropout=0.1:0.5", "divergence.kernel=gaussian,inverse"),
+            ],
+            "are both 0",
+        ),
         (["divergence.kernel=[1],[2]"], "must be a number, text or true"),
     ],
 )
@@ -175,6 +185,7 @@ def test_options_of_a_search_reach_its_plan():
     words = ("training.batch_size=16,64,32", "divergence.sigma=0.1:5:log")
     plan = plan_search("digits", SearchOptions(space=words, prune=False), None)
     assert plan.definition["prune"] is False
+    assert (plan.definition["trials"], plan.definition["sampler"]) == (40, "gp")
     assert plan.largest_batch.training.batch_size == 64
     assert plan.base.data.holdout == 0.1
     paper = plan_search("paper", SearchOptions(space=("divergence.sigma=0.1:5:log",)), None)
@@ -211,6 +222,13 @@ def test_trials_of_one_search_can_be_compared(changes, words):
     assert (more.recipe.seed, more.recipe.training.epochs) == (7, 2)
 
 
+def test_a_search_without_a_folder_is_named_after_its_recipe(tmp_path):
+    asked = SearchOptions()
+    assert name_search_folder("configs/mine.toml", asked) == Path("studies/tune-mine")
+    assert name_search_folder(None, asked) == Path("studies/tune-search")
+    assert name_search_folder("mine", SearchOptions(out=tmp_path)) == tmp_path
+
+
 def test_options_of_a_study_reach_its_search(tmp_path):
     entry = Search("s", "S?", ("divergence.sigma=0.1:5:log",), trials=12, recipe="paper")
     given = {"data": "digits", "epochs": 3, "changes": ("seed=7",), "out": tmp_path}
@@ -241,3 +259,17 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UserError, match="exists and holds no search: choose another folder"):
         check_search("digits", options)
+    with pytest.raises(UserError, match="thesis.tex"):
+        check_search("digits", replace(options, out=tmp_path / "thesis.tex"))
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_images_that_are_not_there_are_refused_at_once(is_begun, tmp_path):
+    space = ("divergence.sigma=0.1:5:log",)
+    asked = SearchOptions(space=space, data=str(tmp_path / "none.npz"), out=tmp_path / "out")
+    if is_begun:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "search.db").touch()
+    with pytest.raises(UserError, match=r"none\.npz"):
+        check_search("digits", asked)
+    check_search("digits", replace(asked, data="digits"))

@@ -14,6 +14,7 @@ from deepbregman.objectives import Group
 from deepbregman.objectives.divergence import DivergenceTerm
 from deepbregman.training.optimisers import (
     Lars,
+    Muon,
     build_optimiser,
     learning_rate,
     set_learning_rates,
@@ -141,6 +142,15 @@ def test_lars_of_zeros_is_finite():
     assert torch.equal(skipped, torch.ones(2, 2))
 
 
+@pytest.mark.parametrize("make", [Lars, Muon])
+def test_a_group_without_a_gradient_stays_as_it_is(make):
+    moved, still = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+    moved.grad = torch.ones(2, 2)
+    make([{"params": [still]}, {"params": [moved]}], 0.5).step()
+    assert torch.equal(still, torch.ones(2, 2))
+    assert not torch.equal(moved, torch.ones(2, 2))
+
+
 def test_lars_leaves_gradients_alone():
     weight = torch.ones(2, 2, requires_grad=True)
     torch.autograd.backward(weight.square().sum())
@@ -260,6 +270,8 @@ STEP = {"schedule": "step", "step_factor": 0.5}
         (COSINE, 2, [2.0, 1 + HALF, 1.0, 1 - HALF]),
         ({**COSINE, "warmup_epochs": 1.0}, 3, [1.0, 2.0, 2.0, 1 + HALF, 1.0, 1 - HALF]),
         ({**STEP, "milestones": (1, 3)}, 4, [2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5]),
+        ({**COSINE, "warmup_epochs": 0.75}, 2, [1.0, 2.0, 2.0, 1.0]),  # rounded to two steps
+        ({**STEP, "milestones": (1,), "warmup_epochs": 1.0}, 2, [1.0, 2.0, 1.0, 1.0]),
         (
             {**STEP, "milestones": (3, 2), "warmup_epochs": 1.0},
             4,

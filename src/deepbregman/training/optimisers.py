@@ -78,7 +78,7 @@ class Lars(MomentumOptimiser):
             sizes, changes = (torch.stack(torch._foreach_norm(each)) for each in (weights, updates))
             factors = group["trust"] * sizes / changes
             if group["clip"]:
-                factors = (factors / max(group["lr"], TINY)).clamp_max(1.0)
+                factors = (factors / group["lr"]).clamp_max(1.0)
             # Chosen on the device: reading the norms here would make the host wait.
             factors = torch.where((sizes > 0) & (changes > 0), factors, 1.0)
             for update, factor, is_adapted in zip(updates, factors.unbind(), adapted, strict=True):
