@@ -16,6 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, Run
 from deepbregman.studies import engine, shared_search, tuning
-from deepbregman.studies.definition import SearchOptions, read_changes
+from deepbregman.studies.definition import Search, SearchOptions, read_changes
 from deepbregman.studies.engine import Stopped, Trial, run_trial
 from deepbregman.studies.search_plan import check_search
 from deepbregman.studies.shared_search import SharedSearch, open_storage
@@ -206,6 +208,41 @@ def test_a_later_number_of_trials_is_that_of_the_search(few_digits, out, more, m
     assert totals == [more] * 2
 
 
+def test_a_search_may_leave_out_pruning(few_digits, out):
+    kinds = {True: optuna.pruners.MedianPruner, False: optuna.pruners.NopPruner}
+    for prune, kind in kinds.items():
+        folder = out.with_name(f"prune-{prune}")
+        recipe, asked = request(few_digits, folder, prune=prune)
+        assert type(join_search(recipe, asked, folder, _own(folder), NAME)[0].pruner) is kind
+
+
+def test_a_machine_without_the_device_begins_no_search(few_digits, out):
+    with pytest.raises(UserError, match="cuda"):
+        run_search(*request(few_digits, out, accelerator="cuda"))
+    assert not out.exists()
+
+
+def test_a_published_best_is_kept_beside_searches_of_its_images(begun):
+    best = {"divergence.sigma": 1.5}
+    for data, kept in (("few", best), ("many", None)):
+        entry = Search("s", "S?", SPACE, 1, published=best, published_data=data)
+        record = run_search(None, SearchOptions(out=begun, trials=1), entry=entry).results
+        assert record.get("published") == kept
+    words = shlex.split(tuning._format_command(SearchOptions(), begun, entry))
+    assert words == ["deepbregman", "study", "s", "--out", str(begun)]
+
+
+def test_the_best_recipe_can_be_read_whatever_the_command_was(begun):
+    record = json.loads((begun / "trials.json").read_text())
+    record |= {"command": ["deepbregman", "tune", "--out", "a\nseed = 7"], "num_counted": 12}
+    record["trials"] *= 2
+    before = load_recipe(str(begun / "best.toml"))
+    tuning.write_best(begun, load_recipe("digits"), record)
+    expected = override(load_recipe("digits"), record["best"]["values"])
+    assert load_recipe(str(begun / "best.toml")) == expected != before
+    assert "the best of 12 and so" in (begun / "best.toml").read_text()
+
+
 def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(few_digits, out, monkeypatch):
     monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda self: self.number == 1)
     run_search(*request(few_digits, out, trials=2, epochs=2))
@@ -219,17 +256,21 @@ def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(few_digits, out, monk
 def test_a_pruned_trial_is_never_the_best_by_its_knn(tmp_path):
     """Optuna gives it the last value that it reported, which is another accuracy."""
     study = optuna.create_study(direction="maximize")
-    pruned, complete, failed, _running = (study.ask() for _ in range(4))
+    pruned, complete, failed, equal, _running = (study.ask() for _ in range(5))
     pruned.report(30.0, 1)
     pruned.report(90.0, 2)
     study.tell(pruned, state=TrialState.PRUNED)
     study.tell(complete, 50.0)
     study.tell(failed, state=TrialState.FAIL)
-    record = write_trials(tmp_path, study, {})
+    study.tell(equal, 50.0)
+    study.enqueue_trial({})
+    record = write_trials(tmp_path, study, {"recipe": "digits", "base": "a whole recipe"})
+    assert (record["recipe"], "base" in record) == ("digits", False)
+    assert [row["trial"] for row in record["trials"]] == [0, 1, 2, 3, 4]  # none that waits
     first = record["trials"][0]
     assert (first["value"], first["last_knn"], first["last_epoch"]) == (None, 90.0, 2)
     assert (record["best"]["trial"], record["best"]["value"]) == (1, 50.0)
-    assert record["num_counted"] == 3  # not the one that failed
+    assert record["num_counted"] == 4  # not the one that failed
 
 
 def test_importance_is_each_fields_share_of_what_varies(tmp_path):
@@ -394,6 +435,12 @@ def test_a_search_in_another_storage_is_continued_with_that_storage(few_digits, 
     assert trials(out) == first
 
 
+def test_a_search_in_a_common_storage_is_named_after_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url = "postgresql+psycopg://me@host/database"
+    assert tuning.locate_storage(SearchOptions(storage=url), Path()) == (url, tmp_path.name)
+
+
 def test_a_search_begun_in_its_folder_is_not_begun_again_elsewhere(begun, tmp_path):
     with pytest.raises(UserError, match=r"was begun in its own search\.db; leave --storage out"):
         run_search(None, SearchOptions(out=begun, storage=f"sqlite:///{tmp_path}/x.db"))
@@ -419,12 +466,17 @@ def test_a_search_folder_may_be_renamed_and_copied(few_digits, begun, tmp_path):
     run_search(*request(few_digits, moved, trials=1))  # with the recipe given
     assert (trials(moved), (moved / "trials.csv").read_bytes()) == (before, table)
     (moved / "search.db").unlink()
-    with pytest.raises(UserError, match="holds trials of a search that its storage"):
-        run_search(*request(few_digits, moved, trials=1))
+    for gone in ("nothing", "trials.json"):
+        (moved / gone).unlink(missing_ok=True)
+        with pytest.raises(UserError, match="holds trials of a search that its storage"):
+            run_search(*request(few_digits, moved, trials=1))
+        (moved / "search.db").unlink()
     assert (moved / "trials.csv").read_bytes() == table
 
 
-@pytest.mark.parametrize("name", ["search.db", "search.db-journal", "search.db-wal"])
+@pytest.mark.parametrize(
+    "name", ["search.db", "search.db-journal", "search.db-wal", "search.db-shm"]
+)
 def test_a_database_behind_a_link_is_left_alone(name, begun, tmp_path):
     (tmp_path / "precious").write_bytes(b"x")
     (begun / name).unlink(missing_ok=True)
@@ -548,14 +600,17 @@ def test_a_queued_trial_is_handed_to_one_worker(tmp_path, monkeypatch):
     assert judged.count(0.5) == 1
 
 
+@pytest.mark.parametrize("prunes", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_trial_that_another_worker_has_ended_is_harmless_and_said(tmp_path, fails):
+def test_a_trial_that_another_worker_has_ended_is_harmless_and_said(tmp_path, fails, prunes):
     study = _shared(f"sqlite:///{tmp_path}/shared.db")
 
     def objective(trial: optuna.Trial) -> float:
         values = None if fails else [0.25]
         state = TrialState.FAIL if fails else TrialState.COMPLETE
         study._storage.set_trial_state_values(trial._trial_id, state, values)
+        if prunes:
+            raise optuna.TrialPruned
         return 0.5
 
     words = SharedSearch(study, 1).run_one(objective)
@@ -569,6 +624,21 @@ def test_an_error_of_a_trial_is_no_matter_of_other_workers():
 
     with pytest.raises(ValueError, match="a fault of ours"):
         SharedSearch(optuna.create_study(), 1).run_one(objective)
+
+
+@pytest.mark.parametrize("place", ["ask", "_storage.set_trial_state_values"])
+def test_an_error_before_or_after_a_trial_is_no_matter_of_other_workers(place, monkeypatch):
+    study = optuna.create_study()
+    SharedSearch(study, 2).run_one(_draw)  # this one has ended
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise ValueError("a fault of the storage")
+
+    owner = study._storage if "storage" in place else study
+    monkeypatch.setattr(owner, place.rpartition(".")[2], fail)
+    words = "a fault of the storage|Should not reach"  # Optuna's, of a trial that did not end
+    with pytest.raises((ValueError, AssertionError), match=words):
+        SharedSearch(study, 2).run_one(_draw)
 
 
 def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path):
@@ -694,9 +764,17 @@ def test_a_worker_killed_before_its_first_heartbeat_loses_nothing(tmp_path):
     url = f"sqlite:///{tmp_path}/shared.db"
     study = _shared(url)
     _begin(study)
-    assert SharedSearch(study, 1).run_one(_draw) is None  # the worker may still be alive
-    with open_storage(url).engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE trials SET datetime_start = '2000-01-01 00:00:00'")
+    storage = open_storage(url)
+    interval, grace = storage.heartbeat_interval, storage.grace_period
+    assert interval is not None
+    assert grace is not None
+    assert 3 * interval < grace  # one that is late is not taken for dead
+    for age in (0, 2 * interval, 2 * grace):
+        started = datetime.now() - timedelta(seconds=age)
+        with storage.engine.begin() as connection:
+            connection.exec_driver_sql(f"UPDATE trials SET datetime_start = '{started}'")
+        if age < grace:  # the worker may still be alive
+            assert SharedSearch(study, 1).run_one(_draw) is None
     assert SharedSearch(study, 1).run_one(_draw) == ""
     assert [trial.state.name for trial in study.get_trials()] == ["FAIL", "COMPLETE"]
 
@@ -742,6 +820,7 @@ def test_a_worker_that_dies_before_it_queues_a_trial_again_loses_nothing():
     done = study.get_trials(states=(TrialState.COMPLETE,))
     assert [trial.params["x"] for trial in done[:2]] == values
     assert [trial.user_attrs[shared_search.CONTINUES] for trial in done] == [0, 1, 2]
+    assert SharedSearch(study, 2).count() == (2, 2)  # if fewer are asked for than are done
 
 
 def test_values_survive_a_worker_that_dies_before_it_has_read_them():
@@ -752,6 +831,21 @@ def test_values_survive_a_worker_that_dies_before_it_has_read_them():
     _fail(study, study.ask())
     judge_all(study, 1, _draw)
     assert study.best_trial.params == {"x": x}
+
+
+def test_a_continuation_takes_a_new_folder_where_the_old_one_is_in_use(tmp_path):
+    study = optuna.create_study()
+    plan: Any = None  # nothing is run
+    queue = tuning.SearchQueue(study, plan, tmp_path, 2)
+    study.enqueue_trial({}, user_attrs={shared_search.CONTINUES: 7})
+    trial = study.ask()
+    places = []
+    with ExitStack() as worker:
+        for _ in range(2):
+            places.append(queue._claim_run(trial, worker))  # held from here on
+        with pytest.raises(UserError, match="another process holds the run of trial 0"):
+            queue._claim_run(trial, worker)
+    assert places == [tmp_path / "runs" / name for name in ("trial-0007", "trial-0000")]
 
 
 def test_a_search_waits_for_other_workers_after_memory_ran_out(tmp_path):
