@@ -259,7 +259,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UserError, match="exists and holds no search: choose another folder"):
         check_search("digits", options)
-    with pytest.raises(UserError, match="thesis.tex"):
+    with pytest.raises(UserError, match=r"thesis\.tex"):
         check_search("digits", replace(options, out=tmp_path / "thesis.tex"))
 
 

@@ -474,10 +474,9 @@ def test_a_search_folder_may_be_renamed_and_copied(few_digits, begun, tmp_path):
     assert (moved / "trials.csv").read_bytes() == table
 
 
-@pytest.mark.parametrize(
-    "name", ["search.db", "search.db-journal", "search.db-wal", "search.db-shm"]
-)
-def test_a_database_behind_a_link_is_left_alone(name, begun, tmp_path):
+@pytest.mark.parametrize("end", ["", "-journal", "-wal", "-shm"])
+def test_a_database_behind_a_link_is_left_alone(end, begun, tmp_path):
+    name = f"search.db{end}"
     (tmp_path / "precious").write_bytes(b"x")
     (begun / name).unlink(missing_ok=True)
     (begun / name).symlink_to(tmp_path / "precious")
@@ -777,6 +776,20 @@ def test_a_worker_killed_before_its_first_heartbeat_loses_nothing(tmp_path):
             assert SharedSearch(study, 1).run_one(_draw) is None
     assert SharedSearch(study, 1).run_one(_draw) == ""
     assert [trial.state.name for trial in study.get_trials()] == ["FAIL", "COMPLETE"]
+
+
+def test_a_trial_that_takes_long_is_left_to_its_worker(tmp_path):
+    url = f"sqlite:///{tmp_path}/shared.db"
+    study, other = _shared(url), _shared(url)
+
+    def objective(trial: optuna.Trial) -> float:
+        with open_storage(url).engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE trials SET datetime_start = '2000-01-01 00:00:00'")
+        assert SharedSearch(other, 1).run_one(_draw) is None
+        return _draw(trial)
+
+    assert SharedSearch(study, 1).run_one(objective) == ""
+    assert [trial.state for trial in study.get_trials()] == [TrialState.COMPLETE]
 
 
 @pytest.mark.parametrize("state", [TrialState.WAITING, TrialState.RUNNING, TrialState.COMPLETE])
