@@ -183,13 +183,17 @@ def test_splits_labels_and_names_of_a_dataset_of_the_hub(monkeypatch):
     assert train.labels is not None
     assert test.labels is not None
     assert (train.labels.tolist(), test.labels.tolist()) == ([1, 0], [1])
-    assert train.store.identity() != test.store.identity()
 
 
 def test_one_part_is_to_train_on_and_without_one_there_is_none(monkeypatch):
     stand_in(monkeypatch, Rows(image=pictures(b"a", b"b")))
     found = index_dataset(Path("hf:plain"))
     assert (list(found.splits), found.splits["train"].labels) == (["train"], None)
+    other, held = Rows(image=pictures(b"a", b"c")), Rows(image=pictures(b"d"))
+    stand_in(monkeypatch, {"train": other, "val": held})
+    changed = index_dataset(Path("hf:plain")).splits
+    assert changed["test"].store.read(0) == b"d"
+    assert changed["train"].store.identity() != found.splits["train"].store.identity()
     stand_in(monkeypatch, {"val": Rows(image=pictures(b"a"))})
     with pytest.raises(UserError, match="has the splits val and no train"):
         index_dataset(Path("hf:plain"))

@@ -905,20 +905,32 @@ def test_a_trial_that_kills_every_worker_is_given_up():
     assert shared_search.CONTINUES not in study.best_trial.user_attrs
 
 
-def test_a_trial_may_be_interrupted_often():
+@pytest.mark.parametrize("error", [Interrupted(signal.SIGTERM, "go on"), KeyboardInterrupt()])
+def test_a_trial_may_be_interrupted_often(error):
     study = optuna.create_study()
     search = SharedSearch(study, 1)
     seen = []
 
     def interrupted(trial: optuna.Trial) -> float:
         seen.append(_draw(trial))
-        raise Interrupted(signal.SIGTERM, "go on")
+        raise error
 
     for _ in range(shared_search.MAX_DEATHS + 2):  # a cluster that takes its machines back
-        with pytest.raises(Interrupted):
+        with pytest.raises(type(error)):
             search.run_one(interrupted)
     judge_all(study, 1, _draw)
     assert {*seen, study.best_value} == {seen[0]}
+
+
+def test_an_interruption_is_one_though_another_worker_has_ended_the_trial():
+    study = optuna.create_study()
+
+    def interrupted(trial: optuna.Trial) -> float:
+        _fail(study, trial)
+        raise Interrupted(signal.SIGTERM, "go on")
+
+    with pytest.raises(Interrupted):
+        SharedSearch(study, 1).run_one(interrupted)
 
 
 def test_a_trial_that_failed_by_its_own_error_is_not_continued():
