@@ -345,6 +345,13 @@ def test_memory_ran_out_only_when_no_other_run_is_left(few_digits, out):
     assert grid.find_too_large() == {}  # the other run is left, by a process that died
     grid.too_large["20-seed0"] = "out of memory"
     assert list(grid.find_too_large()) == ["5-seed0", "20-seed0"]
+    with lock(grid.folder, "5-seed0", wait=False):  # another process may have more memory
+        assert grid.find_too_large() == {}
+    done = grid.trials[0]
+    Run.create(done.folder, done.config, {}).add_result(study={"state": "done", "metrics": {}})
+    assert grid.find_too_large() == {}  # it just had
+    assert grid.count() == (1, 2)
+    assert list(grid.find_too_large()) == ["20-seed0"]
 
 
 def test_images_of_which_none_can_be_held_out_are_refused(tmp_path, out):
@@ -506,6 +513,10 @@ def test_a_trial_behind_a_link_is_left_alone(linked, few_digits, tmp_path):
     source = evaluation.open_images(config)
     with pytest.raises(UserError, match="is a symbolic link"):
         run_trial(trial, source, evaluation)
+    assert [path.name for path in theirs.iterdir()] == ["checkpoints"]
+    (tmp_path / "study" / "locks").symlink_to(theirs)
+    with pytest.raises(UserError, match="is a symbolic link"):
+        lock(tmp_path / "study", trial.name)
     assert [path.name for path in theirs.iterdir()] == ["checkpoints"]
 
 

@@ -95,7 +95,7 @@ def test_the_step_is_named_and_the_checkpoint_before_is_kept(
     ]
 
 
-@pytest.mark.parametrize("bad", [1, 3])
+@pytest.mark.parametrize("bad", [1, 2, 3])
 def test_the_term_is_named_that_was_not_finite_first(plain_config, tmp_path, monkeypatch, bad):
     """One step later the weights are not finite, and so is every term."""
     plain, calls = DivergenceTerm.forward, iter(range(1, 10**6))
@@ -116,7 +116,8 @@ def test_the_term_is_named_that_was_not_finite_first(plain_config, tmp_path, mon
 
 def test_in_the_first_epoch_nothing_is_saved(plain_config, tmp_path, poison_views):
     poison_views(1)
-    with pytest.raises(UserError, match="not finite from step 1 on"):
+    words = "not finite from step 1 on.*or let single batches pass with training.skip_nonfinite"
+    with pytest.raises(UserError, match=words):
         pretrain(plain_config, run=tmp_path / "run")
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
@@ -240,6 +241,16 @@ def test_no_more_than_allowed(plain_config, tmp_path, poison_views):
     with pytest.raises(UserError, match=r"not finite at step 6, .*no more than 1 batch"):
         pretrain(skipping(plain_config, 1), run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == 4
+
+
+def test_a_lower_rate_is_no_help_where_every_batch_was_skipped(
+    plain_config, tmp_path, poison_views
+):
+    poison_views(1, 2)
+    words = "not finite at step 2, .*no weight had changed before, so the learning rate is not"
+    with pytest.raises(UserError, match=words) as error:
+        pretrain(skipping(plain_config, 1), run=tmp_path / "run")
+    assert "let single batches pass" not in str(error.value)
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped 1 batch")
