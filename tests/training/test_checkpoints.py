@@ -4,6 +4,8 @@ import math
 import os
 import random
 import resource
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,54 @@ def test_a_later_format(tmp_path, state, monkeypatch):
     with pytest.raises(UserError) as caught:
         load(path)
     assert not isinstance(caught.value, DamagedCheckpoint)  # an older one must not take its place
+
+
+def repack(content: bytes) -> bytes:
+    """Compress the parts of a file of ``torch.save``, which never does so."""
+    packed = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(content)) as old,
+        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for part in old.infolist():
+            new.writestr(part.filename, old.read(part))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("state", "change"),
+    [([1, 2], bytes), (3, bytes), ({"format": FORMAT, "x": torch.zeros(10**6)}, repack)],
+)
+def test_what_another_program_has_put_behind_a_right_first_line(tmp_path, state, change):
+    file = io.BytesIO()
+    torch.save(state, file)
+    content, title = change(file.getvalue()), b"deepbregman checkpoint 4 sha256 "
+    digest = hashlib.sha256(title + content).hexdigest().encode()
+    (tmp_path / "last.pt").write_bytes(title + digest + b"\n" + content)
+    assert "comes from another program" in refusal(tmp_path / "last.pt")
+
+
+def test_a_fingerprint_is_that_of_names_values_and_patches(config):
+    def fingerprint(change: Callable[[Encoder], object]) -> str:
+        torch.manual_seed(0)
+        encoder = build_step(config).objective.encoder
+        change(encoder)
+        return checkpoints.fingerprint_weights(encoder)
+
+    def rename(encoder: Encoder) -> None:
+        encoder.trunk = nn.Sequential(encoder.trunk)
+
+    def move(encoder: Encoder) -> None:
+        encoder.to(memory_format=torch.channels_last)
+
+    plain = fingerprint(lambda encoder: None)
+    assert fingerprint(move) == plain
+    others = [
+        fingerprint(rename),
+        fingerprint(lambda encoder: setattr(encoder, "patch", 4)),
+        fingerprint(lambda encoder: next(encoder.parameters()).data.neg_()),
+    ]
+    assert len({plain, *others}) == 4
 
 
 # Damage

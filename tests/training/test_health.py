@@ -236,6 +236,14 @@ def test_long_stability_looks_three_measurements_back(tiny_config):
 def test_a_sample_of_large_images_is_smaller(tiny_config, monkeypatch):
     monkeypatch.setattr(health, "SAMPLE_BYTES", 20 * 3 * 8 * 8)
     assert make_sample(tiny_config).batches.num_images == 20
+    monkeypatch.setattr(health, "SAMPLE_BYTES", 1)
+    assert make_sample(tiny_config).batches.num_images == 2  # one has no neighbour
+
+
+@pytest.mark.parametrize(("num_views", "expected"), [(2, 8), (3, 9)])
+def test_the_sample_has_at_least_eight_views(num_views, expected, tiny_config):
+    sample = make_sample(override(tiny_config, {"views.num_views": num_views}))
+    assert sum(len(uniforms) for uniforms in sample.uniforms) == expected
 
 
 def test_what_is_not_finite_is_not_recorded(tiny_config):
@@ -244,6 +252,14 @@ def test_what_is_not_finite_is_not_recorded(tiny_config):
     broken.weight[0] = math.nan
     assert sample.measure(broken) == {}
     assert sample.neighbours == []
+
+    class Sometimes(Shift):
+        def forward(self, images: Tensor) -> Tensor:
+            found = super().forward(images)
+            self.weight[0] = math.nan  # from the second batch on, which are the views
+            return found
+
+    assert sample.measure(Sometimes(0)) == {}
     flat = Shift(0)
     flat.weight[:, 2:] = 0.0  # a plane, whose alpha is undefined
     assert sample.measure(flat).keys() == {"rankme", "lidar"}
