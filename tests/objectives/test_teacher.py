@@ -294,8 +294,9 @@ def test_the_bank_takes_embeddings_in_training_only():
     step = build_step(configure())
     for trains, pushed in ((True, 32), (False, 32), (True, 64)):
         step.train(trains)
-        take_step(step)
+        outputs = take_step(step)
         assert int(step.divergence.network.pushed) == pushed
+        assert not outputs.scores.requires_grad  # it would keep the memory of the whole step
 
 
 @pytest.mark.parametrize(("schedule", "moved"), [("constant", 0.1), ("cosine", 0.05)])

@@ -246,6 +246,18 @@ def test_the_sample_has_at_least_eight_views(num_views, expected, tiny_config):
     assert sum(len(uniforms) for uniforms in sample.uniforms) == expected
 
 
+def test_lidar_compares_the_views_of_each_image(tiny_config):
+    sample, encoder = make_sample(tiny_config), Shift(0)
+    (batch,) = sample.batches.iterate(torch.arange(sample.uniforms[0].shape[1]), 512)
+    views = [
+        encoder(view).double()
+        for uniforms in sample.uniforms
+        for view in sample.views(batch.images, batch.sizes, uniforms)
+    ]
+    expected = float(lidar(torch.stack(views)))
+    assert sample.measure(encoder)["lidar"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_what_is_not_finite_is_not_recorded(tiny_config):
     sample = make_sample(tiny_config)
     broken = Shift(0)
@@ -315,6 +327,25 @@ def test_a_rate_that_has_fallen_settles_everything():
     assert judge([row(5), row(10, **low), row(15, **low)])["verdict"] == "healthy"
     enough = {"long_stability": 0.8, "learning_rate": 0.05}
     assert judge([row(5), row(10, **enough), row(15, **enough)])["verdict"] == "saturated"
+
+
+def test_the_highest_rate_may_be_of_an_epoch_without_a_measurement():
+    peak = {"epoch": 7, "step": 70, "learning_rate": 0.3}
+    enough = {"long_stability": 0.8}
+    assert judge([row(5), row(10, **enough)])["verdict"] == "saturated"
+    assert judge([row(5), peak, row(10, **enough)])["verdict"] == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("missing", "verdict"),
+    [
+        (("effective_rank", "spread"), "healthy"),  # the batch of the diagnostics was skipped
+        (("neighbour_stability", "long_stability"), "under-trained"),  # of another sample
+    ],
+)
+def test_what_could_not_be_measured_ends_no_run(missing, verdict):
+    last = {name: value for name, value in row(10).items() if name not in missing}
+    assert judge([row(5), last])["verdict"] == verdict
 
 
 def test_a_drift_that_was_not_measured_is_not_over():
