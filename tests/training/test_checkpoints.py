@@ -343,6 +343,46 @@ def test_load_model_is_what_was_saved(run, config):
         assert not any(part.training for part in model.modules())
 
 
+@pytest.mark.parametrize("recipe", ["instdisc", "supervised"])
+def test_networks_as_large_as_the_data_are_loaded(tmp_path, recipe):
+    """A memory of every image, and a layer with a row for each class."""
+    config = override(load_recipe(recipe), {"encoder.name": "small", "encoder.embedding": 8})
+    counts = {"num_images": 11, "num_classes": 3}
+    run, step = Run.create(tmp_path / "run", config, {}), build_step(config, **counts)
+    save_checkpoint(run.last_checkpoint, {**collect_networks(step), "epoch": 1.0, **counts})
+    expected = step.model.encoder.state_dict()
+    assert same(dict(load_trained(run).model.encoder.state_dict()), dict(expected))
+
+
+def test_no_views_of_ones_own_are_needed_to_evaluate(tmp_path, config):
+    own = override(config, {"views.custom": True})
+    run = Run.create(tmp_path / "run", own, {})
+    save_checkpoint(run.last_checkpoint, {**collect_networks(build_step(config)), "epoch": 1.0})
+    assert load_trained(run).config == own
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_the_parts_of_a_method_of_ones_own_that_the_settings_made(tmp_path, config, weight):
+    """Whatever the method is: its projection, and the divergence behind it."""
+    plain = override(config, {"divergence.weight": weight, "divergence.sigma": 0.5})
+    own = override(plain, {"objective.name": "custom"})
+    run, step = Run.create(tmp_path / "run", own, {}), build_step(plain)
+    saved = collect_networks(step)
+    saved["objective"]["a_part_of_mine"] = torch.zeros(1)
+    save_checkpoint(run.last_checkpoint, {**saved, "epoch": 1.0})
+    found, expected = load_trained(run).model, step.model
+    for name in ("encoder", "projection", "divergence_network"):
+        if (part := getattr(expected, name)) is None:
+            assert (name, weight, getattr(found, name)) == ("divergence_network", 0.0, None)
+        else:
+            assert same(dict(getattr(found, name).state_dict()), dict(part.state_dict()))
+    assert (found.sigma == 0.5) == (weight > 0.0)
+    saved["objective"]["projection.0.weight"] = torch.zeros(3, 3)  # of another kind
+    save_checkpoint(run.last_checkpoint, {**saved, "epoch": 1.0})
+    other = load_trained(run).model
+    assert (len(other.projection), other.divergence_network) == (0, None)
+
+
 def test_the_learned_sigma_is_what_evaluation_gets(tmp_path, config):
     learning = override(config, {"divergence.learn_sigma": True, "divergence.sigma": 0.5})
     step = build_step(learning)
