@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -287,6 +288,22 @@ def test_a_study_begins_with_runs_that_were_copied_there(tiny, out, monkeypatch)
         path.unlink()
     main(["study", "psi", "--out", str(out), "--no-train", *tiny])
     assert read(out)["cells"] == [cell]
+
+
+def test_a_run_whose_checkpoints_went_before_it_was_judged_is_trained_again(
+    few_digits, out, monkeypatch
+):
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    asked = settings(few_digits, out, only=("5",), seeds=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run_protocols", interrupted)
+        with pytest.raises(engine.Stopped):
+            run_study(kappa.STUDY, asked)
+    shutil.rmtree(out / "runs" / "5-seed0" / "checkpoints")
+    run_study(kappa.STUDY, asked)
+    assert read(out)["cells"][0]["state"] == "done"
 
 
 def test_a_trial_that_is_done_is_not_run_again(short_config, tmp_path, monkeypatch):

@@ -367,6 +367,8 @@ def test_the_parts_of_a_method_of_ones_own_that_the_settings_made(tmp_path, conf
     plain = override(config, {"divergence.weight": weight, "divergence.sigma": 0.5})
     own = override(plain, {"objective.name": "custom"})
     run, step = Run.create(tmp_path / "run", own, {}), build_step(plain)
+    for parameter in step.parameters():
+        parameter.data.add_(0.5)  # as none begins
     saved = collect_networks(step)
     saved["objective"]["a_part_of_mine"] = torch.zeros(1)
     save_checkpoint(run.last_checkpoint, {**saved, "epoch": 1.0})
