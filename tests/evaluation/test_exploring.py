@@ -94,6 +94,7 @@ def test_umap_tells_groups_apart():
     assert np.linalg.norm(found[:60].mean(axis=0) - found[60:].mean(axis=0)) > 0.3
     again = place_on_map(points, nearest, "UMAP", 0)
     assert np.array_equal(found, again)
+    assert torch.get_num_threads() == 1  # as conftest.py has set it; numba raises it
 
 
 def test_cluster_0_is_the_largest():

@@ -270,7 +270,9 @@ def _umap(vectors: npt.NDArray[np.float32], nearest: Ranked, seed: int) -> npt.N
             init=_principal(vectors).astype(np.float32),
             random_state=seed,
         )
+        threads = torch.get_num_threads()
         points: npt.NDArray[np.float64] = reducer.fit_transform(vectors)
+        torch.set_num_threads(threads)  # numba has given it all CPUs
     if not np.isfinite(points).all():  # such as for images that are all the same
         return _principal(vectors)
     return points
