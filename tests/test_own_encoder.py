@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepbregman import cluster, embed, evaluate, load_encoder, pretrain, resume, search
+from deepbregman import (
+    cluster,
+    draw_first_images,
+    embed,
+    evaluate,
+    load_encoder,
+    pretrain,
+    resume,
+    search,
+)
 from deepbregman.cli import main
 from deepbregman.config import override
 from deepbregman.errors import UserError
@@ -102,6 +111,7 @@ def test_it_is_judged_and_embeds(trained, tmp_path):
     rows = evaluate(trained, protocols=["knn"], encoder=own(seed=9))
     assert rows[0]["value"] > 50.0  # of ten digits
     shapes = embed(trained.path, tmp_path / "x.npz", encoder=own(seed=9))
+    draw_first_images(trained, out=tmp_path / "first.csv", encoder=own(seed=9))
     assert shapes["test_features"][1] == 24
     with np.load(tmp_path / "x.npz", allow_pickle=False) as arrays:
         assert np.isfinite(arrays["test_features"]).all()

@@ -19,6 +19,7 @@ from deepbregman import (
     Outputs,
     build_head,
     cluster,
+    draw_first_images,
     duplicates,
     embed,
     evaluate,
@@ -193,6 +194,8 @@ def test_images_of_the_program_go_to_every_verb(trained, digits, tmp_path):
     assert search(trained, ["test:0"], k=2, **how).answers[0].query.name == "test:0"
     assert len(cluster(trained, 3, by=["features"], seeds=1, **how).names) == 200
     assert duplicates(trained, threshold=1.0, **how).threshold == 1.0
+    first = draw_first_images(trained, out=tmp_path / "first.csv", suggest=9, **how)
+    assert set(first.names) < set(names)
     explore(trained, tmp_path / "map.html", **how)
     assert (tmp_path / "map.html").exists()
 
@@ -513,7 +516,7 @@ def test_a_method_may_have_names_like_those_that_training_calls():
         ),
         (
             lambda encoder, widths: Unsampled(encoder, widths),
-            r"Unsampled.forward takes \(views: .*, gather: .*\): .* \(views, gather, samples\)",
+            r"Unsampled.forward takes \(views: .*, gather: .*\): .*\(views, gather, samples\)",
         ),
         (
             lambda encoder, widths: Wordless(encoder, widths),

@@ -177,6 +177,8 @@ def draw_first_images(
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
+    source: PythonOnly["Source | None"] = None,
+    encoder: PythonOnly["nn.Module | None"] = None,
 ) -> FirstImages:
     """Draw images at random to label first, and write a table to fill in.
 
@@ -190,12 +192,14 @@ def draw_first_images(
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of devices, as for the next step; drawing needs none.
+        source: Images of your program, by :func:`own_data`, instead of a dataset.
+        encoder: If the run trained an encoder of your own: a module of the same structure.
     """
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")
     suggest, seed = require_whole("suggest", suggest, 1), require_whole("seed", seed, 0)
-    check_picture(run, data, None, sheet, "sheet")
-    images = open_images(run, data, None, accelerator, devices, None, skip_unreadable)
+    check_picture(run, data, source, sheet, "sheet")
+    images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.labelling import draw_images
     from deepbregman.files import create_csv
 

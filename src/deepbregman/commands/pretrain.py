@@ -44,7 +44,6 @@ from .pretrain_options import (
     names_images,
     read_request,
     read_settings,
-    tell_of_folder,
 )
 
 if TYPE_CHECKING:
@@ -85,8 +84,8 @@ def pretrain(
     --resume RUN
 
     Args:
-        recipe: Name of a recipe, a .toml file, or a configuration; or images, as in the first
-            word of the command: a folder, an .npz file or a dataset, for the recipe auto.
+        recipe: Name of a recipe, a .toml file, or a configuration. Or images, as the command takes
+            them: a folder, an .npz file or a dataset; the recipe is then auto.
         data: A dataset instead of the recipe's: digits, cifar10, a folder, an .npz file; or images
             of your program, as :func:`own_data` takes them: a uint8 array or tensor, with labels in
             a pair (images, labels), or a map-style dataset.
@@ -163,9 +162,7 @@ def _read_first(recipe: Any, data: Any, changes: Mapping[str, Any]) -> tuple[str
             'file of images, or a Config; images of your program follow a recipe: "auto", data=...'
         )
     has_data = data is not None or "data.source" in changes
-    if not names_images(recipe):
-        if recipe in recipes() and not has_data:
-            tell_of_folder(recipe, "recipe")
+    if not names_images(recipe, has_data):
         return recipe, data
     if has_data:
         raise UserError(

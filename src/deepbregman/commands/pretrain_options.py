@@ -94,23 +94,24 @@ def insert_auto(words: list[str]) -> list[str]:
     has_data = bool(options & {"--data", "--data.source"})
     if not words or words[0].startswith("-"):
         return [AUTO, *words] if has_data else words
-    if words[0] in recipes() and not has_data:
-        tell_of_folder(words[0], "recipe")
     spaced = " ".join(takewhile(lambda word: not word.startswith("-"), words))
-    if not names_images(words[0], spaced):
+    if not names_images(words[0], has_data, spaced):
         return words
     _refuse_second_name(words)
     return [AUTO, "--data", *words]
 
 
-def names_images(word: str, spaced: str = "") -> bool:
+def names_images(word: str, has_data: bool, spaced: str = "") -> bool:
     """Return whether a word names images; otherwise it names a recipe or a .toml file.
 
     A word that names neither is refused.
 
     Args:
+        has_data: whether images are named elsewhere.
         spaced: the same word with those after it, in case it is a name with spaces.
     """
+    if word in recipes() and not has_data:
+        tell_of_folder(word, "recipe")
     if word in recipes() or Path(word).suffix == ".toml":
         return False
     from deepbregman.data.datasets import DATASETS, FILE_SUFFIXES, expand_home

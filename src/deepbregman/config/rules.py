@@ -124,8 +124,13 @@ def describe(hint: Any) -> str:
         if items[-1] is Ellipsis:
             return f"a list, each item {describe(items[0])}"
         return f"a list of {len(items)} items, each {describe(items[0])}"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    names[NoneType] = "None"
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        NoneType: "None",
+    }
     return names.get(hint) or f"an object of the class {hint.__name__}"
 
 

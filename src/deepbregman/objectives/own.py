@@ -213,16 +213,17 @@ def check_divergence_inputs(
 
 def _check_forward(made: Objective) -> None:
     """Refuse a method that training cannot call."""
-    name, signature = f"{type(made).__name__}.forward", inspect.signature(made.forward)
+    name = type(made).__name__
     if type(made).forward is Objective.forward:
-        raise UserError(f"{type(made).__name__} has no forward(views, gather, samples): write it")
+        raise UserError(f"{name} has no forward(views, gather, samples): write it")
+    signature = inspect.signature(made.forward)
     try:
         signature.bind("views", "gather", "samples")
     except TypeError:
         taken = ", ".join(map(str, signature.parameters.values()))
         raise UserError(
-            f"{name} takes ({taken}): training calls it with the three arguments (views, gather, "
-            "samples), without their names"
+            f"{name}.forward takes ({taken}): training calls forward(views, gather, samples), and "
+            "passes these three by position"
         ) from None
 
 

@@ -80,7 +80,7 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
     sources = dict.fromkeys(measure.data for measure in list_measures(groups)) if evaluated else {}
     evaluations = [
         draw_evaluations(groups, data, table.key, table.title)
-        for data, table in zip(sources, tables, strict=False)  # differences follow
+        for data, table in zip(sources, tables, strict=False)  # tables of differences follow
     ]
     curves, diagnostics = draw_curves(groups, prefix)
     names = name_datasets(groups)

@@ -45,7 +45,7 @@ def _summarise_runs(pairs: Sequence[Summary]) -> Summary:
     if len(pairs) == 1:
         return pairs[0]
     means = {place: pair["mean"] for place, pair in enumerate(pairs)}
-    over_runs = summarise_pairs(means, dict.fromkeys(means, 0.0))
+    over_runs = summarise_pairs(means, dict.fromkeys(means, 0.0))  # for the interval of their mean
     assert over_runs is not None  # there are runs
     return over_runs
 

@@ -141,7 +141,8 @@ def join_search(
         load_if_exists=True,
     )
     study.set_user_attr("workers", worker + 1)  # each draws other numbers
-    study.set_user_attr("definition", plan.definition)  # what is asked for later counts, too
+    if plan.definition != stored.get("definition"):  # more trials may have been asked for
+        study.set_user_attr("definition", plan.definition)
     return study, plan
 
 

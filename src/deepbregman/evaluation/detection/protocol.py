@@ -32,7 +32,13 @@ from .detectors import Detector, build_detector, load_trunk, require_fitting
 from .training import check_settings, detect_all, fine_tune
 
 OPTIONS = (
-    *("iterations", "batch_size", "learning_rate", "image_side", "norm", "regions", "proposals"),
+    "iterations",
+    "batch_size",
+    "learning_rate",
+    "image_side",
+    "norm",
+    "regions",
+    "proposals",
     "clip_gradient",
 )
 """Options that the numbers of a detector depend on."""
