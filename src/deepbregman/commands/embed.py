@@ -51,8 +51,8 @@ def embed(
         encoder: If the run trained an encoder of your own: a module of the same structure.
 
     Returns:
-        The name and shape of every array in the file: train_features, train_scores, train_labels,
-        train_names, and the same for test and unlabelled.
+        The name and shape of every array in the file. The names are train_features, train_scores,
+        train_labels, train_names, and the same for test and unlabelled.
     """
     out = Path(out)
     check_new_file(out, ".npz")

@@ -63,9 +63,9 @@ def tabulate_trunks(groups: Sequence[RunGroup], prefix: str = "") -> list[Table]
             if not known.keys().isdisjoint(columns)
         )
         caption = (
-            "Points; mean ± sample deviation of the differences seed by seed, or run by run of "
-            f"several runs, {count_seeds(rows)}, and the 95 % interval of the mean by Student's t, "
-            "for these test images"
+            "Differences in points: mean ± sample deviation over the seeds of a run, or over "
+            f"several runs ({count_seeds(rows)}), and the 95 % interval of the mean by "
+            "Student's t, for these test images"
         )
         tables.append(
             Table(
