@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,9 +19,11 @@ from deepbregman.config import Config, override
 from deepbregman.errors import UserError
 from deepbregman.exporting import formats
 from deepbregman.method.networks import Encoder
-from deepbregman.objectives import OwnParts, build_step
+from deepbregman.objectives import OwnParts, build_run_encoder, build_step
 from deepbregman.runs import Run, collect_provenance
 from deepbregman.training import checkpoints
+from deepbregman.training.checkpoints import load_trained, select_part
+from deepbregman.training.weights import find_weights
 
 pytestmark = pytest.mark.usefixtures("cheap_weights")
 MEAN, DEVIATION = (0.41, 0.52, 0.33), (0.21, 0.32, 0.27)
@@ -101,6 +104,55 @@ def normalised(images: Tensor, sidecar: Path) -> Tensor:
     record = json.loads(sidecar.read_text())
     mean, deviation = (torch.tensor(record[key]).view(3, 1, 1) for key in ("mean", "std"))
     return (images - mean) / deviation
+
+
+DEAD = torch.tensor([1e-39, -1e-33]).view(2, 1, 1, 1)
+"""Weights of two channels that nothing uses, after a long training."""
+
+
+def _load_from_a_file(run: Run) -> Encoder:
+    path = run.path / "encoder.safetensors"
+    export(run, path, format="safetensors")
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+    assert not any(((t != 0) & (t.abs() < 1e-30)).any() for t in state.values())
+    next(t for t in state.values() if t.dim() == 4 and len(t) > 3)[:2] = DEAD
+    safetensors.torch.save_file(state, path, metadata)  # as another program may write them
+    return load_encoder(path)
+
+
+def _start_from(run: Run) -> Encoder:
+    encoder = build_run_encoder(run.config)
+    found = find_weights(override(run.config, {"encoder.weights": str(run.path)}))
+    assert found is not None
+    found.put_into(encoder)
+    return encoder.eval()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [load_encoder, lambda run: load_trained(run).model.encoder, _load_from_a_file, _start_from],
+    ids=["encoder", "evaluation", "file", "start"],
+)
+def test_weights_of_dead_channels_are_read_as_zeros(tmp_path, short_config, read):
+    """With subnormal numbers a CPU computes many times as slowly."""
+    run = run_of(tmp_path / "run", short_config)
+    saved = checkpoints.load(run.last_checkpoint)
+    weights = select_part(saved["objective"], "encoder.")
+    next(t for t in weights.values() if t.dim() == 4 and len(t) > 3)[:2] = DEAD
+    checkpoints.save(run.last_checkpoint, saved)
+
+    as_saved = build_run_encoder(run.config)
+    as_saved.load_state_dict(weights)
+    encoder = read(run)
+    state = encoder.state_dict()
+    for name, tensor in weights.items():
+        expected = torch.where(tensor.abs() < 1e-30, 0.0, tensor) if tensor.dim() == 4 else tensor
+        assert torch.equal(state[name], expected), name
+    assert sum(((tensor != 0) & (tensor.abs() < 1e-30)).sum() for tensor in state.values()) == 0
+    images = some_images(8)
+    assert_same(features_of(encoder, images), features_of(as_saved, images))
 
 
 def as_printed(usage: str) -> nn.Module:

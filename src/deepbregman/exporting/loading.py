@@ -13,7 +13,12 @@ from deepbregman.files import Record, check_shape, parse_json
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import build_run_encoder
 from deepbregman.runs import Run
-from deepbregman.training.checkpoints import load_strictly, load_trained_encoder, read_tensors
+from deepbregman.training.checkpoints import (
+    clear_vanishing,
+    load_strictly,
+    load_trained_encoder,
+    read_tensors,
+)
 
 from .formats import VERSION
 
@@ -51,6 +56,7 @@ class Export(NamedTuple):
         """Build the encoder; see :func:`load_encoder`."""
         loaded = build_run_encoder(self.config, trunk=encoder)
         load_strictly(loaded, self.state, str(self.path))
+        clear_vanishing(loaded)
         loaded.to(memory_format=torch.channels_last)
         return loaded.to(device).eval()
 

@@ -62,6 +62,7 @@ class StartingWeights:
                 f"{checkpoints.join_misfits(problems)}; {_suggest_fix(problems)}"
             )
         trunk.load_state_dict(state)
+        checkpoints.clear_vanishing(trunk)
         if self.pixels is not None:
             for name, values in zip(PIXELS, self.pixels, strict=True):
                 getattr(encoder, name).copy_(values.view(1, -1, 1, 1))
