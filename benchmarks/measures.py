@@ -100,7 +100,7 @@ def measure(
 def look(encoder: Path, data: str, train: int, test: int) -> dict[str, Tensor]:
     """Return features and labels of some images of both splits, kept from an earlier run if any."""
     device = pick_device("auto")
-    kept = encoder.with_suffix(f".{Path(data).stem}.features")
+    kept = encoder.with_suffix(f".{Path(data).stem}-{train}-{test}.features")
     if not kept.exists():
         network, found = load_encoder(encoder, device), dict[str, Tensor]()
         if data == "noise":
