@@ -339,7 +339,9 @@ class TestProtocols:
 
         assert variants("encoder", "projection") == variants("encoder")
         assert variants("encoder") == ["10 % labels, from encoder"]
-        with pytest.raises(UserError, match="--starts projection: a projection of your own"):
+        with pytest.raises(
+            UserError, match="--starts projection: this run has no trained projection"
+        ):
             variants("projection")
 
     def test_the_rate_is_chosen_on_labels_held_out_of_the_given_ones(

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from PIL import Image
 from sklearn.metrics import balanced_accuracy_score
 
 from deepbregman.commands.evaluate import evaluate
+from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import override
 from deepbregman.data import ArrayImages, FileImages, Source, Split, fingerprint
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
@@ -35,7 +37,7 @@ from deepbregman.evaluation.linear import (
     measure_on_cached,
     measure_on_crops,
 )
-from deepbregman.evaluation.options import Options
+from deepbregman.evaluation.options import Few, Options, Semi
 from deepbregman.method.bregman import divergence, soft_divergence
 from deepbregman.method.views import Views
 from deepbregman.objectives import build_step
@@ -62,6 +64,23 @@ def test_an_untrained_encoder_scores_less(labelled):
     trained = classify_by(labelled, "divergence")[0]
     untrained = classify_by(replace(labelled, model=fresh), "divergence")[0]
     assert trained.values["top1"] > untrained.values["top1"]
+
+
+def test_a_run_of_no_epochs_is_judged_by_its_features_alone(short_config, few_digits, tmp_path):
+    """Its projection and its subnetworks are random."""
+    begin = override(short_config, {"training.epochs": 0, "data.source": few_digits})
+    assert begin.divergence.is_on
+    run = pretrain(begin, run=tmp_path / "run")
+    rows = evaluate(
+        run,
+        protocols=["knn", "retrieval", "cluster", "few", "ood", "corruptions", "semi"],
+        epochs=1,
+        few=Few(labels_per_class=(2,), draws=1),
+        semi=Semi(labels=(0.1,)),
+    )
+    variants = {row["variant"].replace("divergence over a bank", "") for row in rows}
+    assert not [name for name in variants if re.search("embeddings|divergence|projection", name)]
+    assert len({row["protocol"] for row in rows}) == 7
 
 
 @pytest.mark.parametrize(("smoothing", "sigma"), [(0.0, None), (1.0, 0.2)])

@@ -408,7 +408,9 @@ def cluster(evaluation: Evaluation) -> list[Record]:
     test, smoothing = labelled.test, labelled.config.divergence.smoothing
     truth = test.labels.cpu()
     count = len(torch.unique(truth))
-    methods = {"features": METHODS["features"], CONTROL: "k-means, cosine embeddings"}
+    methods = {"features": METHODS["features"]}
+    if test.features.embedding is not None:
+        methods[CONTROL] = "k-means, cosine embeddings"
     if test.features.scores is not None:
         methods["divergence"] = METHODS["divergence"]
     rows: list[Record] = []

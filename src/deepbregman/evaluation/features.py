@@ -68,11 +68,11 @@ def compute_features(
     def encode(model: Model, batch: Batch, number: int) -> BatchOutputs:
         view = centre_view(batch.images, batch.sizes, image_size)
         h, z, o = model(view if change is None else change(view, number))
-        return h, o, z
+        return h, o, z if len(model.projection) else None
 
     found = map_batches(model, batches, BATCH_SIZE, encode, progress)
     h, o, z = ([part for part in parts if part is not None] for parts in zip(*found, strict=True))
-    return Features(torch.cat(h), torch.cat(o) if o else None, torch.cat(z))
+    return Features(torch.cat(h), torch.cat(o) if o else None, torch.cat(z) if z else None)
 
 
 def build_crop_and_flip(config: Config) -> Views:
@@ -130,7 +130,7 @@ class SplitFeatures:
         images, cache = self.split.images, self.cache
         found = None if cache is None else cache.read(images)
         if found is not None:
-            return Features(found["representation"], found.get("scores"), found["embedding"])
+            return Features(found["representation"], found.get("scores"), found.get("embedding"))
         size = self.config.data.image_size
         features = compute_features(
             self.model, self.shared_batches, size, self.progress

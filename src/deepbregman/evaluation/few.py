@@ -79,6 +79,7 @@ def linear_rule(task: Task) -> Tensor:
     return fit.predict(task.queries.representation).argmax(dim=1)
 
 
+BY_EMBEDDING = "nearest mean, cosine of embeddings"
 RULES: dict[str, Rule] = {
     "linear": linear_rule,
     "nearest image, cosine": partial(nearest_image, measure="cosine"),
@@ -87,7 +88,7 @@ RULES: dict[str, Rule] = {
         nearest_mean, measure="cosine", centred=True
     ),
     "nearest class, divergence over a bank": lambda task: task.bank_logits().argmax(dim=1),
-    "nearest mean, cosine of embeddings": partial(nearest_mean, measure="embedding"),
+    BY_EMBEDDING: partial(nearest_mean, measure="embedding"),
     "nearest image, divergence": partial(nearest_image, measure="divergence"),
     "nearest distribution, divergence": lambda task: task.divergence_logits().argmax(dim=1),
 }
@@ -149,6 +150,8 @@ def measure_draw(labelled: LabelledFeatures, count: int, seed: int) -> dict[str,
     found = {}
     for name, rule in RULES.items():
         if name in BY_DIVERGENCE and known.scores is None:
+            continue
+        if name == BY_EMBEDDING and known.embedding is None:
             continue
         found[name] = labelled.measure(present[rule(task)])
     return found

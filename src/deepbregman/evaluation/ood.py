@@ -87,9 +87,10 @@ def list_distances(labelled: LabelledFeatures, neighbours: int) -> dict[str, Dis
     # Classes without an image have no distribution.
     present, targets = torch.unique(labels, return_inverse=True)
     one = torch.zeros_like(labels)
-    found = {
-        f"cosine, neighbour {k}": neighbour("cosine"),
-        f"cosine of embeddings, neighbour {k}": neighbour("embedding"),
+    found = {f"cosine, neighbour {k}": neighbour("cosine")}
+    if train.embedding is not None:
+        found[f"cosine of embeddings, neighbour {k}"] = neighbour("embedding")
+    found |= {
         "Mahalanobis, one Gaussian": gaussian(one, 1),
         "Mahalanobis, nearest class": gaussian(targets, len(present)),
     }

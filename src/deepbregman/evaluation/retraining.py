@@ -269,12 +269,13 @@ def _choose_starts(evaluation: Evaluation) -> dict[str, MakeNetwork]:
         "projection": ("from projection layer 1", from_projection),
         "scratch": ("supervised", from_scratch),
     }
-    if not len(evaluation.loaded.model.projection):  # a method of the user's own may have another
+    if not len(evaluation.loaded.model.projection):
         del known["projection"]
     starts = dict(known[name] for name in evaluation.options.semi.starts if name in known)
     if not starts:
         raise UserError(
-            "--starts projection: a projection of your own is not known here; give --starts encoder"
+            "--starts projection: this run has no trained projection that is known here; give "
+            "--starts encoder"
         )
     return starts
 

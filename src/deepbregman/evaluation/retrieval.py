@@ -268,7 +268,9 @@ def retrieval(evaluation: Evaluation) -> list[Record]:
     measure = partial(measure_retrieval, labelled.train, labelled.test, smoothing=smoothing)
     k = min(PRECISION_AT, len(labelled.train.labels))
     first, progress = evaluation.options.seed, evaluation.progress
-    measures = ("cosine", "bank", "embedding")
+    measures = ["cosine", "bank"]
+    if labelled.train.features.embedding is not None:
+        measures.append("embedding")
     rows = make_rows([measure(measures, k, seed=first, progress=progress)])
     if labelled.train.features.scores is not None:
         drawn = evaluation.options.each_seed[: 1 if smoothing > 0 else None]

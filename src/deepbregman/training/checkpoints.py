@@ -214,6 +214,7 @@ class Trained(NamedTuple):
     """The networks of a run and how far they are trained."""
 
     model: Model
+    """Its projection is empty where none was trained, or where it is a method's own."""
     config: Config
     epoch: float
     data_fingerprint: str | None
@@ -250,9 +251,11 @@ def load_trained(
         step = build_step(config, own=OwnParts(encoder), **counts)
         load_networks(step, saved, str(run.last_checkpoint))
         model = step.model
+    epoch, data = float(saved["epoch"]), saved.get("data")
+    if epoch == 0:  # of a run of no epochs the heads are random
+        model = Model(model.encoder, nn.Sequential(), None)
     clear_vanishing(model)
     model.to(memory_format=torch.channels_last)
-    epoch, data = float(saved["epoch"]), saved.get("data")
     return Trained(model.to(device).eval(), run.config, epoch, data)
 
 
