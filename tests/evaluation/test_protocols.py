@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import balanced_accuracy_score
 
+from deepbregman.commands.cluster import cluster
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import override
@@ -81,6 +82,8 @@ def test_a_run_of_no_epochs_is_judged_by_its_features_alone(short_config, few_di
     variants = {row["variant"].replace("divergence over a bank", "") for row in rows}
     assert not [name for name in variants if re.search("embeddings|divergence|projection", name)]
     assert len({row["protocol"] for row in rows}) == 7
+    with pytest.raises(UserError, match=r"no divergence network \(nothing was trained\)"):
+        cluster(run, by=["divergence"])
 
 
 @pytest.mark.parametrize(("smoothing", "sigma"), [(0.0, None), (1.0, 0.2)])

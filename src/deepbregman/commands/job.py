@@ -122,7 +122,8 @@ def train_run(
         for words in (*describe_job(job, source, num_held_out, start, resuming), *sharing):
             say(console, words)
         build = partial(build_knn_monitor, source.train, config, fabric.device)
-        monitor = run_in_first(fabric, build)
+        # With no epochs there is nothing to monitor, and it takes minutes.
+        monitor = run_in_first(fabric, build) if config.training.epochs else None
         begun = job.step
         run = job.fit(monitor, console, warns)
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []

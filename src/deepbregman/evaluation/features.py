@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepbregman.config import Config
 from deepbregman.data import Batch, Batches, Progress, Source, Split, channel_statistics
@@ -64,11 +64,13 @@ def compute_features(
         batches: the images; the features have their order and their device, the first of several.
         change: applied to each batch of views, such as a corruption.
     """
+    # A method of the user's own may have a projection that is no sequence.
+    has_none = isinstance(model.projection, nn.Sequential) and not len(model.projection)
 
     def encode(model: Model, batch: Batch, number: int) -> BatchOutputs:
         view = centre_view(batch.images, batch.sizes, image_size)
         h, z, o = model(view if change is None else change(view, number))
-        return h, o, z if len(model.projection) else None
+        return h, o, None if has_none else z
 
     found = map_batches(model, batches, BATCH_SIZE, encode, progress)
     h, o, z = ([part for part in parts if part is not None] for parts in zip(*found, strict=True))

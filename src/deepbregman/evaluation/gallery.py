@@ -70,9 +70,12 @@ class OpenedRun(NamedTuple):
             require_known("by", name, known)
         has_scores = self.loaded.model.divergence_network is not None
         if "divergence" in by and not has_scores:
+            loaded, why = self.loaded, "divergence.weight is 0"
+            if loaded.config.divergence.is_on:
+                why = "nothing was trained" if loaded.epoch == 0 else "its projection is your own"
             raise UserError(
-                f"run {self.loaded.run.path} has no divergence network (divergence.weight is 0), "
-                f"so there is no learned divergence: use --by {known[0]}"
+                f"run {loaded.run.path} has no divergence network ({why}), so there is no learned "
+                f"divergence: use --by {known[0]}"
             )
         possible = (name for name in known if has_scores or name != "divergence")
         return tuple(name for name in possible if name in by or not by)

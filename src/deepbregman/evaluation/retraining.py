@@ -274,7 +274,7 @@ def _choose_starts(evaluation: Evaluation) -> dict[str, MakeNetwork]:
     starts = dict(known[name] for name in evaluation.options.semi.starts if name in known)
     if not starts:
         raise UserError(
-            "--starts projection: this run has no trained projection that is known here; give "
+            "--starts projection: this run has no trained projection, or one of your own; give "
             "--starts encoder"
         )
     return starts

@@ -39,7 +39,7 @@ REQUIRED = (
 )
 """Entries that a checkpoint needs for a run to resume from it."""
 VANISHING = 1e-30
-"""Weights below this are those of channels that nothing uses."""
+"""Weights of a smaller absolute value are those of channels that the network no longer uses."""
 
 
 class DamagedCheckpoint(UserError):
@@ -143,14 +143,15 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str, more
 
 
 def clear_vanishing(module: nn.Module) -> None:
-    """Set the weights of channels that nothing uses to zero, for a CPU to compute at full speed.
+    """Set vanishing weights to zero, so that a CPU computes at full speed.
 
-    In a long training such weights shrink to subnormal numbers, with which a CPU computes many
-    times as slowly. Zero in their place changes features by far less than their rounding error.
+    In a long training the weights of channels that the network no longer uses shrink to subnormal
+    numbers, and a CPU is many times slower with them. Zeros in their place change features by far
+    less than their rounding error.
     """
-    for tensor in module.state_dict().values():
-        if isinstance(tensor, Tensor) and tensor.is_floating_point():
-            tensor.masked_fill_(tensor.abs() < VANISHING, 0.0)
+    for weight in module.parameters():
+        if weight.dtype in (torch.float32, torch.float64, torch.bfloat16):
+            weight.detach().masked_fill_(weight.detach().abs() < VANISHING, 0.0)
 
 
 def list_misfits(expected: dict[str, Tensor], state: dict[str, Tensor]) -> list[str]:

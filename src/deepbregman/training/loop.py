@@ -221,8 +221,7 @@ class Pretraining:
             run_in_first(self.fabric, partial(self._call_callbacks, "on_start", *where))
             if self.total_steps == 0 and not self.is_restored:
                 record = {"epoch": 0, "step": 0}
-                # Nothing is trained, so nothing is monitored: that would take minutes.
-                close = partial(self._close_epoch, record, None, display)
+                close = partial(self._close_epoch, record, monitor, display)
                 run_in_first(self.fabric, close)
             if not (ends or self._is_compiling) and self.fabric.device.type == "cpu":
                 # So that the first step, which may take minutes, counts.
