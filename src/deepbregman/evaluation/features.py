@@ -65,12 +65,12 @@ def compute_features(
         change: applied to each batch of views, such as a corruption.
     """
     # A method of the user's own may have a projection that is no sequence.
-    has_none = isinstance(model.projection, nn.Sequential) and not len(model.projection)
+    is_empty = isinstance(model.projection, nn.Sequential) and not len(model.projection)
 
     def encode(model: Model, batch: Batch, number: int) -> BatchOutputs:
         view = centre_view(batch.images, batch.sizes, image_size)
         h, z, o = model(view if change is None else change(view, number))
-        return h, o, None if has_none else z
+        return h, o, None if is_empty else z
 
     found = map_batches(model, batches, BATCH_SIZE, encode, progress)
     h, o, z = ([part for part in parts if part is not None] for parts in zip(*found, strict=True))
