@@ -56,6 +56,11 @@ def show_spread(found: Record, digits: int = 2) -> str:
     return f"{found['mean']:.{digits}f} ± {found['deviation']:.{digits}f}"
 
 
+def show_mean(found: Record) -> str:
+    """Show the mean over seeds, and its spread where there are several."""
+    return f"{found['mean']:.2f}" if found["deviation"] is None else show_spread(found)
+
+
 def show_change(mean: float, interval: Sequence[float], digits: int = 2) -> str:
     low, high = interval
     return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
@@ -570,7 +575,7 @@ def test_the_table_of_the_parts_is_the_committed_record():
     record = load("studies/teacher/results.json")
     text = "\n".join(plain_results())
     for arm in record["arms"]:
-        cells = " | ".join(f"{arm['metrics'][metric]['mean']:.2f}" for metric in METRICS[:2])
+        cells = " | ".join(show_mean(arm["metrics"][metric]) for metric in METRICS[:2])
         if arm["arm"] == "none":
             assert f"| SimCLR, no teacher | {cells} | | |" in text
             continue
@@ -578,12 +583,38 @@ def test_the_table_of_the_parts_is_the_committed_record():
             difference = arm["difference"][metric]
             cells += f" | {show_change(difference['mean'], difference['over_images'])}"
         assert f" | {cells} |" in text
+    with_one_seed = [arm for arm in record["arms"] if arm["metrics"][METRICS[0]]["n"] == 1]
+    words = f"has the {len(record['arms'])} arms, {len(with_one_seed)} of them with one seed"
+    assert words in read_page("docs/studies.md")
     cells = {(cell["arm"], cell["seed"]): cell["metrics"][METRICS[0]] for cell in record["cells"]}
     hard, whole = (cells[arm, 0] - cells["none", 0] for arm in ("form-hard", "recipe"))
     words = f"it gains {hard:.1f} points where `best` gains {whole:.1f} with the same seed"
     assert words in text
     between = abs(cells["recipe", 0] - cells["recipe", 1])
     assert f"linear differs by {between:.1f} between the two seeds of `best`" in text
+    arms = {arm["arm"]: arm["difference"] for arm in record["arms"] if arm["arm"] != "none"}
+    kept = arms["momentum-none"][METRICS[1]]
+    change = show_change(kept["mean"], kept["over_images"])
+    assert f"Without momentum, the gain in kNN is {change}" in text
+    loss = -arms["subnetworks-learned"][METRICS[0]]["mean"]
+    assert f"linear ends {loss:.1f} points below SimCLR" in text
+
+
+def test_what_two_changes_did_in_each_seed_is_the_committed_record():
+    record = load("studies/teacher/results.json")
+    found = {(cell["arm"], cell["seed"]): cell["metrics"] for cell in record["cells"]}
+
+    def compare(arm: str, other: str, metric: str) -> tuple[float, float]:
+        first, second = (found[arm, s][metric] - found[other, s][metric] for s in (0, 1))
+        return first, second
+
+    linear, knn = (compare("term-both", "term-infonce-instead", m) for m in METRICS[:2])
+    words = "{:+.2f} and {:+.2f} linear, {:+.2f} and {:+.2f} kNN".format(*linear, *knn)
+    text = "\n".join(plain_results())
+    assert f"two seeds show none ({words})" in text
+    losses = compare("recipe", "teacher-view-strong", METRICS[1])
+    words = "{:.2f} and {:.2f} in two seeds".format(*sorted(losses))
+    assert f"With a strong view for the teacher, kNN loses {words}" in text
 
 
 def test_what_may_be_better_than_best_is_the_records():
@@ -1004,7 +1035,7 @@ def test_the_tables_of_health_are_the_committed_records():
     rank, uniform = (
         spearmanr([end[name] for end in ends], linear) for name in ("effective_rank", "uniformity")
     )
-    said = f"effective rank has {rank[0]:+.2f} (p = {rank[1]:.4f})"
+    said = f"effective rank has {rank[0]:+.2f} (p = {rank[1]:.0e})"
     assert f"{said}, and uniformity says nothing ({uniform[0]:+.2f})" in page
     assert f"The {len(runs)} runs of [`studies/teacher`]" in page
 
