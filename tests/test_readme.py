@@ -977,6 +977,33 @@ def test_what_the_bank_adds_after_100_epochs_is_the_committed_record():
     assert f"`simclr` gains with one label only ({compare('simclr', '1 label')})." in page
 
 
+def test_how_an_encoder_of_other_images_does_is_the_committed_record():
+    """It is compared by a linear classifier, without and with weighted classes."""
+    rows = (("cached features", "top1"), ("cached features", "balanced"))
+    rows += (("cached features, weighted classes", "balanced"),)
+
+    def read(folder: str) -> list[Record]:
+        found = load(f"{folder}/result.json")["evaluations"]
+        linear = [row for row in found if row["protocol"] == "linear"]
+        mine = {(r["variant"], r["metric"]): r for r in linear if r["data"] == "ham10000.npz"}
+        return [mine[row] for row in rows]
+
+    other = read("cifar10-summit-encoder")
+    trained = [read(f"studies/tables/runs/best-ham10000-seed{seed}") for seed in (0, 1)]
+    there = []
+    for pair in zip(*trained, strict=True):
+        values = [row["value"] for row in pair]
+        mean, deviation = statistics.mean(values), statistics.stdev(values)
+        there.append(f"{mean:.1f} ± {deviation:.1f}")
+    text = " ".join(" ".join(plain_results()).split())
+    values = [f"{row['value']:.1f}" for row in other]
+    pixels = [f"{row['raw_pixels']:.1f}" for row in other]
+    said = "On HAM10000 it has {} linear (balanced {}, and {} with weighted classes)"
+    assert said.format(*values) in text
+    assert "has {} ({} and {})".format(*there) in text
+    assert "raw pixels have {} ({} and {})".format(*pixels) in text
+
+
 DIAGNOSTICS = {
     "uniformity": "uniformity",
     "effective rank": "effective_rank",
