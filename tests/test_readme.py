@@ -617,6 +617,22 @@ def test_what_two_changes_did_in_each_seed_is_the_committed_record():
     assert f"With a strong view for the teacher, kNN loses {words}" in text
 
 
+def test_the_speed_of_four_workers_is_the_committed_record():
+    """Four runs of one kind shared a GPU; of the fourth, the last epochs were alone."""
+
+    def read(arm: str) -> list[float]:
+        folder = ROOT / f"results/studies/teacher/runs/{arm}-seed1"
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["views_per_second"] for line in lines]
+
+    arms = ("momentum-none", "momentum-0.996", "momentum-0.99-to-1", "subnetworks-learned")
+    together = sum(statistics.median(read(arm)) for arm in arms)
+    alone = max(read(arms[-1]))
+    page = " ".join(read_page("docs/research.md").split())
+    said = "Four workers on an H200 trained at {:,} views a second together, and one alone at {:,}"
+    assert said.format(*(round(speed / 1e4) * 10_000 for speed in (together, alone))) in page
+
+
 def test_what_may_be_better_than_best_is_the_records():
     record = load("studies/teacher-holdout/results.json")
     assert (record["evaluate_on"], record["epochs"]) == ("holdout", 60)
