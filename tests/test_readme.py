@@ -1083,6 +1083,33 @@ def test_the_tables_of_health_are_the_committed_records():
     assert f"The {len(runs)} runs of [`studies/teacher`]" in page
 
 
+def test_what_is_lost_without_augmentations_is_the_committed_record():
+    record = load("studies/augmentations-cpu/results.json")
+    arms = {arm["arm"]: show_spread(arm["metrics"][METRICS[0]]) for arm in record["arms"]}
+    found = {(c["arm"], c["seed"]): c["metrics"][METRICS[0]] for c in record["cells"]}
+    page = read_page("docs/studies.md")
+    rows = {
+        "all": "all augmentations",
+        "no-greyscale": "no greyscale",
+        "no-colour": "no colour (no greyscale, no jitter)",
+        "crop": "crops only",
+        "no-crop": "all but crops",
+    }
+    for name, words in rows.items():
+        assert f"| {words} | {arms[f'simclr-{name}']} | {arms[f'divergence-{name}']} |" in page
+        if name != "all":
+            losses = {
+                (series, seed): found[f"{series}-all", seed] - found[f"{series}-{name}", seed]
+                for series in ("simclr", "divergence")
+                for seed in (0, 1)
+            }
+            changes = [losses["divergence", seed] - losses["simclr", seed] for seed in (0, 1)]
+            assert min(changes) < 0 < max(changes), name
+    assert len(arms) == 2 * len(rows)
+    said = "in each row, one seed loses less with the divergence and the other more"
+    assert said in " ".join(page.split())
+
+
 def test_smaller_views_on_a_cpu_are_the_committed_record():
     record = load("studies/view-size-cpu/results.json")
     found = {(c["arm"], c["seed"]): c["metrics"][METRICS[0]] for c in record["cells"]}
