@@ -213,6 +213,33 @@ def stop_after_an_epoch(monkeypatch: pytest.MonkeyPatch, start: Function[[], obj
             start()
 
 
+@pytest.mark.parametrize("as_array", [True, False])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("data", "images of your program go to "), ("source", "it must be a data source, such as ")],
+)
+def test_bare_images_are_refused(trained, digits, tmp_path, name, rule, as_array):
+    """``pretrain`` takes them, so people try it with the other functions, too."""
+    how: dict[str, Any] = {name: digits[0].numpy() if as_array else digits}
+    calls: dict[str, Function[[], object]] = {
+        "evaluate": lambda: evaluate(trained, **how),
+        "detect": lambda: evaluate(trained, protocols=["detect"], **how),
+        "embed": lambda: embed(trained, tmp_path / "features.npz", **how),
+        "label": lambda: label(trained, {"train:0": "a", "train:1": "b"}, **how),
+        "first": lambda: draw_first_images(trained, out=tmp_path / "first.csv", **how),
+        "search": lambda: search(trained, ["test:0"], **how),
+        "cluster": lambda: cluster(trained, 3, **how),
+        "duplicates": lambda: duplicates(trained, **how),
+        "explore": lambda: explore(trained, tmp_path / "map.html", **how),
+    }
+    kind = "ndarray" if as_array else "tuple"
+    words = rf"{name} is a {kind}: .*{rule}.*source=own_data\("
+    for verb, call in calls.items():
+        with pytest.raises(UserError, match=words):
+            call()
+        assert list(tmp_path.iterdir()) == [], verb
+
+
 def test_resuming_is_to_the_bit(trained, tmp_path, config, parts, monkeypatch, refusal):
     told: dict[str, Any] = {"callbacks": [Diary()]}
     folder = tmp_path / "run"
@@ -441,6 +468,20 @@ def test_a_method_with_another_head_that_needs_labels(tmp_path, config, digits, 
     variants = " ".join(row["variant"] for row in rows)
     assert "divergence" not in variants
     assert "embeddings" not in variants
+
+
+def test_the_divergence_beside_a_head_of_ones_own_is_not_evaluated(tmp_path, config, digits):
+    """The subnetworks score embeddings of a projection that only the method's code knows."""
+    changes = {"training.epochs": 1, "encoder.embedding": 3, "divergence.weight": 1.0}
+    run = pretrain(
+        override(config, {**changes, "training.knn_every": 0}),
+        run=tmp_path / "run",
+        data=digits,
+        objective=Headless,
+        changes={"objective.name": "custom", "objective.needs_labels": True},
+    )
+    with pytest.raises(UserError, match=r"no divergence network \(its projection is your own\)"):
+        cluster(run, source=own_data(digits, image_size=8), by=["divergence"])
 
 
 class Queued(Agreement):

@@ -12,7 +12,17 @@ import torch
 from PIL import Image
 from sklearn.metrics import normalized_mutual_info_score
 
-from deepbregman import Few, cluster, draw_first_images, duplicates, embed, evaluate, search
+from deepbregman import (
+    Few,
+    cluster,
+    draw_first_images,
+    duplicates,
+    embed,
+    evaluate,
+    label,
+    resume,
+    search,
+)
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import override
 from deepbregman.errors import Notice, UserError
@@ -70,6 +80,10 @@ def plain(short_config, flat, tmp_path_factory) -> Run:
         (lambda run: evaluate(run, epochs="3"), "epochs is '3': it must be a whole number, 0"),
         (lambda run: draw_first_images(run, out="a.csv", seed=-1), "seed is -1: it must be a"),
         (lambda run: evaluate(run, semi={"labels": 1}), "must be an object of the class Semi"),
+        (lambda run: search(run, [np.zeros((8, 8, 3))]), "queries holds a ndarray: each is a file"),
+        (lambda run: label(run, ["red-1.png", "red-2.png"]), "labels is a list: give a dict"),
+        (lambda run: pretrain("simclr", changes=["seed=1"]), "changes is a list: give a dict"),
+        (lambda run: resume(run, changes="seed=1"), "changes is a str: give a dict"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_refused_in_python(plain, call, words):

@@ -13,7 +13,15 @@ from deepbregman.reporting.screen import describe_references, draw_evaluation_ta
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import MaybeNumber, MaybeText, count_words, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, Reporter, RunFolder, check_dataset
+from .parameters import (
+    Accelerator,
+    Devices,
+    PythonOnly,
+    Reporter,
+    RunFolder,
+    check_dataset,
+    refuse_bare_images,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,6 +97,7 @@ def evaluate(
         The rows, in the schema of deepbregman.evaluation.results.
     """
     require_list("protocols", protocols)
+    refuse_bare_images(data, source)
     options = Options(
         protocols=tuple(protocols),
         data=None if data is None else str(data),

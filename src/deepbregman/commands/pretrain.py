@@ -116,6 +116,7 @@ def pretrain(
     Returns:
         The finished run; give its ``path`` to :func:`load_encoder`.
     """
+    _check_changes(changes)
     recipe, data = _read_first(recipe, data, changes or {})
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe
     _check_callbacks(callbacks)
@@ -170,6 +171,14 @@ def _read_first(recipe: Any, data: Any, changes: Mapping[str, Any]) -> tuple[str
             "name a recipe first, such as auto"
         )
     return AUTO, recipe
+
+
+def _check_changes(changes: object) -> None:
+    if changes is not None and not isinstance(changes, Mapping):
+        raise UserError(
+            f"changes is a {type(changes).__name__}: give a dict of fields by their dotted names, "
+            'such as {"training.epochs": 10}'
+        )
 
 
 def _check_callbacks(callbacks: "Sequence[Callback]") -> None:
@@ -246,6 +255,7 @@ def resume(
     _check_callbacks(callbacks)
     opened = Run.open(run)
     opened.check_links()
+    _check_changes(changes)
     config, folder = override(opened.config, changes or {}), opened.path
     if isinstance(data, str | Path) or (data is not None and config.data.source != "custom"):
         raise UserError(

@@ -77,6 +77,12 @@ def search(
         encoder: If the run trained an encoder of your own: a module of the same structure.
     """
     require_list("queries", queries)
+    for query in queries:
+        if not isinstance(query, str | Path):
+            raise UserError(
+                f"queries holds a {type(query).__name__}: each is a file, or the name of an image "
+                "of the dataset such as train:17"
+            )
     check_new_file(out, ".png")
     k = require_whole("k", k, 1)
     if not queries:

@@ -48,6 +48,11 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
     if isinstance(labels, Mapping):
         given = [GivenLabel(str(image), str(label)) for image, label in labels.items()]
         where = "labels"
+    elif not isinstance(labels, Path | str):
+        raise UserError(
+            f"labels is a {type(labels).__name__}: give a dict of images and their labels, "
+            "a CSV file, or a folder with a sub-folder for each class"
+        )
     else:
         path = Path(labels)
         where = f"labels {str(path)!r}"
