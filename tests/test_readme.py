@@ -1083,6 +1083,30 @@ def test_the_tables_of_health_are_the_committed_records():
     assert f"The {len(runs)} runs of [`studies/teacher`]" in page
 
 
+def test_the_search_for_sigma_and_lambda_is_the_committed_record():
+    folder = ROOT / "results/studies/sigma-lambda-cpu"
+    with (folder / "trials.csv").open() as file:
+        trials = [
+            [float(row[name]) for name in ("value", "divergence.sigma", "objective.weight")]
+            for row in csv.DictReader(file)
+        ]
+    page = " ".join(read_page("docs/studies.md").replace("*", "").split())
+    corner = sorted(value for value, sigma, weight in trials if sigma < 0.5 and weight < 1)
+    others = [value for value, sigma, weight in trials if not (sigma < 0.5 and weight < 1)]
+    mean, deviation = statistics.mean(others), statistics.stdev(others)
+    said = f"{len(others)} of the {len(trials)} trials have {min(others):.1f} to {max(others):.1f}"
+    assert f"{said} % ({mean:.1f} ± {deviation:.1f})" in page
+    *first, last = (f"{value:.1f}" for value in corner)
+    assert f"sigma below 0.5 and lambda below 1 have {', '.join(first)} and {last} %" in page
+    best, *next_two = sorted(trials, reverse=True)[:3]
+    assert f"The best trial has sigma {best[1]:.1f} and lambda {best[2]:.1f}" in page
+    assert all(best[0] - value <= 0.1 for value, _, _ in next_two)
+    cells = load("studies/sigma-lambda-reference/results.json")["cells"]
+    found = {cell["arm"]: cell["metrics"][METRICS[0]] for cell in cells}
+    said = "Without the divergence it is {:.1f}, and with the paper's values (sigma 1.5, lambda 5) "
+    assert (said + "{:.1f}").format(found["paper-without"], found["paper"]) in page
+
+
 def test_what_is_lost_without_augmentations_is_the_committed_record():
     record = load("studies/augmentations-cpu/results.json")
     arms = {arm["arm"]: show_spread(arm["metrics"][METRICS[0]]) for arm in record["arms"]}

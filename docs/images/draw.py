@@ -16,6 +16,7 @@ from deepbregman.reporting.charts import PALETTE
 from deepbregman.reporting.figures import save_speed_figure
 from deepbregman.reporting.grid_charts import save_study_figure
 from deepbregman.reporting.paper_tables import tabulate_quantities
+from deepbregman.reporting.searches import save_search_figure
 from deepbregman.studies.tables import collect_results
 
 IMAGES = Path(__file__).parent
@@ -25,6 +26,11 @@ for image in sorted(IMAGES.glob("study-*.png")):
     name = image.stem.removeprefix("study-")
     save_study_figure(
         [image], json.loads((RESULTS / "studies" / name / "results.json").read_text())
+    )
+for image in sorted(IMAGES.glob("search-*.png")):
+    name = image.stem.removeprefix("search-")
+    save_search_figure(
+        [image], json.loads((RESULTS / "studies" / name / "trials.json").read_text())
     )
 save_speed_figure(IMAGES / "speed.png", json.loads((RESULTS / "bench/h200/main.json").read_text()))
 
