@@ -233,7 +233,7 @@ def test_bare_images_are_refused(trained, digits, tmp_path, name, rule, as_array
         "explore": lambda: explore(trained, tmp_path / "map.html", **how),
     }
     kind = "ndarray" if as_array else "tuple"
-    words = rf"{name} is a {kind}: .*{rule}.*source=own_data\("
+    words = rf"{name} is of the type {kind}: .*{rule}.*source=own_data\("
     for verb, call in calls.items():
         with pytest.raises(UserError, match=words):
             call()

@@ -19,6 +19,7 @@ from deepbregman import (
     duplicates,
     embed,
     evaluate,
+    explore,
     label,
     resume,
     search,
@@ -80,10 +81,16 @@ def plain(short_config, flat, tmp_path_factory) -> Run:
         (lambda run: evaluate(run, epochs="3"), "epochs is '3': it must be a whole number, 0"),
         (lambda run: draw_first_images(run, out="a.csv", seed=-1), "seed is -1: it must be a"),
         (lambda run: evaluate(run, semi={"labels": 1}), "must be an object of the class Semi"),
-        (lambda run: search(run, [np.zeros((8, 8, 3))]), "queries holds a ndarray: each is a file"),
-        (lambda run: label(run, ["red-1.png", "red-2.png"]), "labels is a list: give a dict"),
-        (lambda run: pretrain("simclr", changes=["seed=1"]), "changes is a list: give a dict"),
-        (lambda run: resume(run, changes="seed=1"), "changes is a str: give a dict"),
+        (lambda run: search(run, [np.zeros((8, 8, 3))]), "the type ndarray: each query is a file"),
+        (
+            lambda run: label(run, ["red-1.png", "red-2.png"]),
+            "labels is of the type list: give a",
+        ),
+        (lambda run: pretrain("simclr", changes=["seed=1"]), "changes is of the type list: give a"),
+        (lambda run: pretrain("simclr", source=[1]), "source is of the type list: it must be a"),
+        (lambda run: resume(run, source=[1]), "source is of the type list: it must be a"),
+        (lambda run: explore(run, "a.html", data=[1], labels=__file__), "data is of the type list"),
+        (lambda run: resume(run, changes="seed=1"), "changes is of the type str: give a"),
     ],
 )
 def test_arguments_of_a_wrong_type_are_refused_in_python(plain, call, words):

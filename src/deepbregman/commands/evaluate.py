@@ -19,8 +19,8 @@ from .parameters import (
     PythonOnly,
     Reporter,
     RunFolder,
+    check_data_and_source,
     check_dataset,
-    refuse_bare_images,
 )
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def evaluate(
         The rows, in the schema of deepbregman.evaluation.results.
     """
     require_list("protocols", protocols)
-    refuse_bare_images(data, source)
+    check_data_and_source(data, source)
     options = Options(
         protocols=tuple(protocols),
         data=None if data is None else str(data),

@@ -18,6 +18,7 @@ from .parameters import (
     PythonOnly,
     Reporter,
     RunFolder,
+    check_data_and_source,
     find_names_in_run,
     open_images,
 )
@@ -93,6 +94,7 @@ def explore(
     check_new_file(out, f".{format}")
     if format == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("--format parquet needs pyarrow: pip install 'deepbregman[explore]'")
+    check_data_and_source(data, source)
     table = None if labels is None else Path(labels)
     in_run: dict[str, Path] = {}
     if table is not None:

@@ -40,21 +40,27 @@ Reporter: TypeAlias = PythonOnly[ReportProgress | None]
 """A function that is told of progress; the command line draws bars."""
 
 
-def refuse_bare_images(data: object, source: object) -> None:
-    """Refuse images that are not yet a source: ``pretrain`` takes them as they are."""
+def check_data_and_source(data: object, source: object) -> None:
+    """Refuse images as data, which ``pretrain`` takes, and as source, which no function takes."""
     if data is not None and not isinstance(data, str | Path):
         raise UserError(
-            f"data is a {type(data).__name__}: name a dataset, a folder or a file; images of your "
-            "program go to source=own_data(images, image_size=...)"
+            f"data is of the type {type(data).__name__}: name a dataset, a folder or a file; "
+            "images of your program go to source=own_data(images, image_size=...)"
         )
-    if source is not None:
-        from deepbregman.data import Source
+    require_source(source)
 
-        if not isinstance(source, Source):
-            raise UserError(
-                f"source is a {type(source).__name__}: it must be a data source, such as "
-                "source=own_data(images, image_size=...)"
-            )
+
+def require_source(source: object) -> None:
+    """Refuse anything but a data source, or None."""
+    if source is None:
+        return
+    from deepbregman.data import Source
+
+    if not isinstance(source, Source):
+        raise UserError(
+            f"source is of the type {type(source).__name__}: it must be a data source, such as "
+            "source=own_data(images, image_size=...)"
+        )
 
 
 def open_images(
@@ -76,7 +82,7 @@ def open_images(
     """
     from deepbregman.runs import Run
 
-    refuse_bare_images(data, source)
+    check_data_and_source(data, source)
     opened = Run.open(run)
     if source is None and listing is None:
         check_dataset(opened.config, data, opened.path)
@@ -95,7 +101,7 @@ def check_picture(
     """Refuse pictures in the folder of the images: they would be images of every later command."""
     from deepbregman.runs import Run
 
-    refuse_bare_images(data, source)
+    check_data_and_source(data, source)
     if path is None or source is not None:
         return
     folder = find_folder_around(Path(path), data or Run.open(run).config.data.source)

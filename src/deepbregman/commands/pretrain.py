@@ -30,6 +30,7 @@ from .parameters import (
     RunFolder,
     check_dataset,
     find_folder_around,
+    require_source,
 )
 from .pretrain_options import (
     AUTO,
@@ -117,6 +118,7 @@ def pretrain(
         The finished run; give its ``path`` to :func:`load_encoder`.
     """
     _check_changes(changes)
+    require_source(source)
     recipe, data = _read_first(recipe, data, changes or {})
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe
     _check_callbacks(callbacks)
@@ -176,8 +178,8 @@ def _read_first(recipe: Any, data: Any, changes: Mapping[str, Any]) -> tuple[str
 def _check_changes(changes: object) -> None:
     if changes is not None and not isinstance(changes, Mapping):
         raise UserError(
-            f"changes is a {type(changes).__name__}: give a dict of fields by their dotted names, "
-            'such as {"training.epochs": 10}'
+            f"changes is of the type {type(changes).__name__}: give a dict of fields by their "
+            'dotted names, such as {"training.epochs": 10}'
         )
 
 
@@ -256,6 +258,7 @@ def resume(
     opened = Run.open(run)
     opened.check_links()
     _check_changes(changes)
+    require_source(source)
     config, folder = override(opened.config, changes or {}), opened.path
     if isinstance(data, str | Path) or (data is not None and config.data.source != "custom"):
         raise UserError(

@@ -80,8 +80,8 @@ def search(
     for query in queries:
         if not isinstance(query, str | Path):
             raise UserError(
-                f"queries holds a {type(query).__name__}: each is a file, or the name of an image "
-                "of the dataset such as train:17"
+                f"queries holds the type {type(query).__name__}: each query is a file, or the name "
+                "of an image of the dataset such as train:17; save an image of your program first"
             )
     check_new_file(out, ".png")
     k = require_whole("k", k, 1)

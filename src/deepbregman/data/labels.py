@@ -50,8 +50,8 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
         where = "labels"
     elif not isinstance(labels, Path | str):
         raise UserError(
-            f"labels is a {type(labels).__name__}: give a dict of images and their labels, "
-            "a CSV file, or a folder with a sub-folder for each class"
+            f"labels is of the type {type(labels).__name__}: give a dict of images and their "
+            "labels, a CSV file, or a folder with a sub-folder for each class"
         )
     else:
         path = Path(labels)
