@@ -41,7 +41,7 @@ Reporter: TypeAlias = PythonOnly[ReportProgress | None]
 
 
 def check_data_and_source(data: object, source: object) -> None:
-    """Refuse images where a dataset or a source is meant; only ``pretrain`` takes images as data."""
+    """Refuse images where a dataset or source is meant; only ``pretrain`` takes images as data."""
     if data is not None and not isinstance(data, str | Path):
         raise UserError(
             f"data is of the type {type(data).__name__}: name a dataset, a folder or a file; "
