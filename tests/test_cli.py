@@ -20,11 +20,11 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from deepbregman import load_encoder, terminal
+from deepbregman import load_encoder, pretrain, terminal
 from deepbregman.cli import COMMANDS, main
 from deepbregman.config import override, recipes, to_toml
 from deepbregman.runs import Run
-from deepbregman.terminal import print_note, progress_bars
+from deepbregman.terminal import print_note, progress_bars, say_loading
 from deepbregman.training import checkpoints
 
 from .conftest import Command, Forks, save_photos
@@ -764,6 +764,22 @@ def test_until_work_is_reported_a_bar_says_that_the_program_loads():
     last = shown.getvalue()[before:]
     assert "thumbnails" in last
     assert "loading" not in last
+
+
+def test_long_work_says_that_it_loads_before_it_says_anything_else(tmp_path):
+    """Importing torch takes seconds, and more on a busy machine."""
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=80)
+    run, nothing = tmp_path / "run", {"training.epochs": 0}
+    pretrain("digits", changes=nothing, run=run, console=console)
+    assert shown.getvalue().find("loading PyTorch") in range(40)  # after some control characters
+
+
+def test_in_a_file_nothing_tells_that_the_program_loads():
+    shown = io.StringIO()
+    with say_loading(Console(file=shown)), say_loading(None):
+        pass
+    assert not shown.getvalue()
 
 
 def test_without_a_terminal_a_line_a_minute_tells_how_far_the_work_is(monkeypatch):

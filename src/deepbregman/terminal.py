@@ -130,6 +130,13 @@ def progress_bars(console: Console, says_loading: bool = False) -> Iterator[Repo
         yield report
 
 
+@contextmanager
+def say_loading(console: Console | None) -> Iterator[None]:
+    """Show that the program loads, until the block ends: importing torch takes seconds."""
+    with (console or Console(quiet=True)).status("loading PyTorch ..."):
+        yield
+
+
 def _write_lines(console: Console) -> ReportProgress:
     last_line = time.monotonic()
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from deepbregman.errors import UserError, require_known
 from deepbregman.files import Record, check_can_be_folder, write_json
 from deepbregman.runs import collect_provenance
-from deepbregman.terminal import MaybePath
+from deepbregman.terminal import MaybePath, say_loading
 
 from .parameters import Accelerator, PythonOnly
 
@@ -66,9 +66,10 @@ def bench(
     console = console or Console(quiet=True)
     settings = SCALES[scale]
 
-    from deepbregman import benchmarking
-    from deepbregman.training.devices import device_name
-    from deepbregman.training.processes import launch
+    with say_loading(console):
+        from deepbregman import benchmarking
+        from deepbregman.training.devices import device_name
+        from deepbregman.training.processes import launch
 
     fabric = launch(accelerator)
     record: Record = {

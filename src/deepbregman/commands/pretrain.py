@@ -21,7 +21,7 @@ from deepbregman.launching import (
     under_torchrun,
 )
 from deepbregman.runs import Run, is_complete, is_run, name_run_folder
-from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, say
+from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, say, say_loading
 
 from .parameters import (
     Accelerator,
@@ -144,9 +144,10 @@ def pretrain(
             if console is not None:
                 say(console, describe_complete(Run(folder), there, is_auto=request is not None))
             return Run(folder)
-    from deepbregman.objectives import OwnParts
+    with say_loading(console):
+        from deepbregman.objectives import OwnParts
 
-    from .job import Inputs, train_run
+        from .job import Inputs, train_run
 
     own = OwnParts(encoder, augment, objective)
     inputs = Inputs(own, source, images, tuple(callbacks))
@@ -270,9 +271,10 @@ def resume(
     number = _count_processes(devices, accelerator)
     if must_start_processes(number, nodes):
         _start_processes(number or 1, nodes or 1, folder, [])
-    from deepbregman.objectives import OwnParts
+    with say_loading(console):
+        from deepbregman.objectives import OwnParts
 
-    from .job import Inputs, train_run
+        from .job import Inputs, train_run
 
     own = OwnParts(encoder, augment, objective)
     inputs = Inputs(own, source, data, tuple(callbacks))

@@ -16,7 +16,7 @@ from deepbregman.studies.definition import Search, Study, StudyOptions, StudyRes
 from deepbregman.studies.grid_plan import plan_study
 from deepbregman.studies.search_plan import check_search, search_of_study
 from deepbregman.studies.tables_plan import TableOptions, plan_tables
-from deepbregman.terminal import MaybeText, print_choices, say
+from deepbregman.terminal import MaybeText, print_choices, say, say_loading
 
 from .parameters import Accelerator, PythonOnly, check_dataset
 
@@ -52,12 +52,14 @@ def study(
     entry = find_study(name, also=SUBCOMMANDS)
     if isinstance(entry, Search):
         recipe, search = search_of_study(entry, study)
-        check_search(recipe, search)  # before torch is loaded, which takes seconds
-        from deepbregman.studies.tuning import run_search
+        check_search(recipe, search)  # before torch is loaded
+        with say_loading(console):
+            from deepbregman.studies.tuning import run_search
 
         return run_search(recipe, search, console, entry)
     plan_study(entry, study)  # likewise
-    from deepbregman.studies.grid import run_study
+    with say_loading(console):
+        from deepbregman.studies.grid import run_study
 
     return run_study(entry, study, console)
 
@@ -79,7 +81,8 @@ def distributions(
         console: Where to print; nothing is printed when None.
     """
     check_new_folder(out)
-    from deepbregman.studies.distributions import run_distributions
+    with say_loading(console):
+        from deepbregman.studies.distributions import run_distributions
 
     return run_distributions(out, seeds=seeds, console=console)
 
@@ -102,7 +105,8 @@ def divergence_2d(
         console: Where to print; nothing is printed when None.
     """
     check_new_folder(out)
-    from deepbregman.studies.divergence_2d import run_divergence_2d
+    with say_loading(console):
+        from deepbregman.studies.divergence_2d import run_divergence_2d
 
     return run_divergence_2d(out, seeds=seeds, console=console)
 
@@ -132,7 +136,8 @@ def tsne(
     folders = [Run.open(run) for run in map(Path, runs) if not run.is_file()]
     if folders and folders[0].path == Path(runs[0]):
         check_dataset(folders[0].config, data)
-    from deepbregman.studies.tsne import run_tsne
+    with say_loading(console):
+        from deepbregman.studies.tsne import run_tsne
 
     return run_tsne(out, runs, data, images, seeds, accelerator, console)
 
@@ -153,8 +158,9 @@ def tables(
         study: What to train and measure.
         console: Where to print; nothing is printed when None.
     """
-    plan_tables(study)  # before torch is loaded, which takes seconds
-    from deepbregman.studies.tables import run_tables
+    plan_tables(study)  # before torch is loaded
+    with say_loading(console):
+        from deepbregman.studies.tables import run_tables
 
     return run_tables(study, console or Console(quiet=True))
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from deepbregman.studies.definition import SearchOptions, StudyResult
 from deepbregman.studies.search_plan import check_search
-from deepbregman.terminal import say
+from deepbregman.terminal import say, say_loading
 
 from .parameters import PythonOnly
 
@@ -32,8 +32,9 @@ def tune(
     Returns:
         The folder of the search and what its trials.json holds.
     """
-    check_search(recipe, search)  # before torch is loaded, which takes seconds
-    from deepbregman.studies.tuning import run_search
+    check_search(recipe, search)  # before torch is loaded
+    with say_loading(console):
+        from deepbregman.studies.tuning import run_search
 
     return run_search(recipe, search, console)
 
