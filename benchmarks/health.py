@@ -246,7 +246,9 @@ def _read_runs(results: Path) -> Iterator[Row]:
             == ("linear", "cached features", "top1")
         ]
         if linear and "cifar10" in str(path.relative_to(results)):
-            yield _old_row(str(path.parent.relative_to(results)), linear[0], run.metrics()[-1])
+            known = [row for row in run.metrics() if set(OLD) <= row.keys()]
+            if known:  # a run of no epochs has no diagnostics
+                yield _old_row(str(path.parent.relative_to(results)), linear[0], known[-1])
 
 
 def _old_row(name: str, linear: float, last: Row) -> Row:

@@ -293,6 +293,7 @@ class TestCommands:
             ["pretrain", "digits", "--devices", "0"],
             ["pretrain", "--resume", "nowhere"],
             ["quickstart", "--run", "full"],
+            ["quickstart", "--epochs", "0"],
             ["evaluate", "nowhere"],
             ["evaluate", run, "--data", "digit"],
             ["embed", run, "--out", "there.npz"],
@@ -485,6 +486,16 @@ class TestErrors:
             (["embed", "nowhere", "--out", "features.csv"], ["features.csv", ".npz"]),
             (["recipes", "digit"], ["'digit'", "did you mean 'digits'"]),
             (["pretrain", "digits", "--seed", "5000000000"], ["seed is 5000000000", "2^32"]),
+            (
+                ["tune", "digits", "--space", "a.b=1:2", "--space", "c.d=1:2", "--trials", "1"],
+                ["--space is given 2 times: write it once, with its value, or with all its values"],
+            ),
+            (["search", "run", "--seed=-1", "--query", "x"], ["seed is -1"]),
+            (["pretrain", "digits", "--run", "r\udcff"], ["its name is not valid Unicode"]),
+            (  # no picture takes the place of :100:
+                ["tune", "digits", "--space", "divergence.sigma=10:100:int"],
+                ["--space divergence.sigma=10:100:int: write LOW:HIGH"],
+            ),
         ],
     )
     def test_table(self, refusal, words, expected, tmp_path, monkeypatch):

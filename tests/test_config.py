@@ -744,6 +744,8 @@ def test_override_by_dotted_names():
         ({"seed.x": 1}, ("'seed.x'",)),
         ({"training.epochs.x": 1}, ("'training.epochs.x'", "did you mean 'epochs'?")),
         ({"training": 1}, ("training is 1", "[training]")),
+        ({"data": "x", "data.root": "y"}, ("data is 'x'", "[data]")),
+        ({"weak_views": None, "weak_views.num_views": 2}, ("weak_views is None", "[weak_views]")),
         ({"data.": 1}, ("'data.'",)),
         ({".": 1}, ("'.'",)),
         ({"": 1}, ("''",)),

@@ -50,7 +50,15 @@ from .launching import (
     require_one_process,
     take_as_ctrl_c,
 )
-from .terminal import open_lasting_console, print_choices, print_note, progress_bars, say, silence
+from .terminal import (
+    count_words,
+    open_lasting_console,
+    print_choices,
+    print_note,
+    progress_bars,
+    say,
+    silence,
+)
 
 PROGRAM = "deepbregman"
 COMMANDS = (
@@ -109,6 +117,7 @@ def _run_command(command: str, words: list[str]) -> None:
         program, function, words = f"{program} {words[0]}", subcommands[words[0]], words[1:]
     elif hasattr(module, "choose"):
         function, program, words = module.choose(words)
+    _refuse_repeated(words)
     if {"-h", "--help"} & set(words):  # tyro would not wrap it
         console = _open_help()
         console.print(_describe(function), highlight=False, markup=False, end="\n\n")
@@ -131,6 +140,17 @@ def _run_command(command: str, words: list[str]) -> None:
             f"value with a space in quotes, or leave it out; `{program} --help` lists all options"
         )
     start()
+
+
+def _refuse_repeated(words: list[str]) -> None:
+    """Refuse an option that stands twice: only the values after the last one would count."""
+    names = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"{name} is given {count_words(names.count(name), 'time')}: write it once, with "
+                "its value, or with all its values one after the other if it takes several"
+            )
 
 
 def _refuse_fields(function: Callable[..., Any], unknown: list[str]) -> None:
@@ -175,7 +195,7 @@ def _for_command_line(
     show = getattr(module, f"show_{function.__name__}", getattr(module, "show", None))
 
     def call(*arguments: Any, **options: Any) -> None:
-        console = Console()
+        console = Console(emoji=False)
         with contextlib.ExitStack() as stack:
             if command in IN_ONE_PROCESS:
                 require_one_process(command)
@@ -274,7 +294,7 @@ TYRO_RULES = _make_rules()
 
 def _open_help() -> Console:
     """Return a console that is quiet in all processes of a machine but the first."""
-    return Console(quiet=not is_first_of_machine())
+    return Console(quiet=not is_first_of_machine(), emoji=False)
 
 
 def _print_overview() -> None:

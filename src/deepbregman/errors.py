@@ -84,6 +84,14 @@ def require_whole(what: str, value: object, low: int) -> int:
     return int(value)
 
 
+def require_seed(value: object) -> int:
+    """Return a seed that every generator of random numbers takes; refuse anything else."""
+    seed = require_whole("seed", value, 0)
+    if seed >= 2**32:
+        raise UserError(f"seed is {seed}: it must be a whole number from 0 to 2^32 - 1")
+    return seed
+
+
 def abbreviate(value: Any) -> str:
     """Write a value for an error, at bearable length."""
     try:

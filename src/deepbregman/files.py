@@ -174,6 +174,10 @@ def open_inside(path: Path, mode: str) -> IO[bytes]:
 
 def check_can_be_folder(path: Path) -> None:
     """Refuse, before any work, a folder that cannot be made or be written to."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # from the shell, in another encoding; no file could name it
+        raise UserError(f"folder {path}: its name is not valid Unicode; name another") from None
     for place in (path, *path.parents):
         if place.is_dir():
             refuse_read_only(place, str(path))

@@ -6,7 +6,7 @@ sample deviation (n - 1), None of a single value. A paired summary has ``interva
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Summary = dict[str, Any]
@@ -92,6 +92,12 @@ def format_spread(mean: float, deviation: float | None, digits: int = 2) -> str:
     """Write ``a ± b``, or ``a`` where there is no deviation."""
     words = "" if deviation is None else f" ± {deviation:.{digits}f}"
     return f"{mean:.{digits}f}{words}"
+
+
+def format_seeds(counts: Iterable[int]) -> str:
+    """Write the number of seeds: ``n = 3``, or ``n = 2-3`` where arms differ; empty for none."""
+    found = sorted(set(counts))
+    return f"n = {'-'.join(map(str, dict.fromkeys((found[0], found[-1]))))}" if found else ""
 
 
 def format_summary(summary: Summary, digits: int = 2) -> str:

@@ -36,7 +36,12 @@ def ignore_progress(*_: object) -> None:
 def say(console: Console, message: str, style: str | None = None) -> None:
     """Print words as they are: a folder may be called [x], or contain terminal codes."""
     console.print(
-        make_printable(message), style=style, soft_wrap=True, highlight=False, markup=False
+        make_printable(message),
+        style=style,
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
 
 
@@ -154,7 +159,7 @@ def open_lasting_console(*, quiet: bool = False, stderr: bool = False) -> Consol
     stream = sys.stderr if stderr else sys.stdout
     if stream is None:  # closed by the program that started this one
         return Console(stderr=stderr, quiet=True)
-    return Console(file=cast(IO[str], _LastingStream(stream)), quiet=quiet)
+    return Console(file=cast(IO[str], _LastingStream(stream)), quiet=quiet, emoji=False)
 
 
 def print_note(words: str, stream: IO[str] | None) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -380,6 +381,20 @@ class TestPrepare:
         out = output("prepare", "imagenet", *words)
         assert "1 unreadable" in out
         assert len(open_source("c.npz", image_size=8).train) == 11
+
+    def test_of_many_files_none_stands_in_for_another(self, output, imagenet, monkeypatch):
+        """Above some number, opening reads headers alone, and the header of this one is whole."""
+        monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 5)
+        broken = imagenet / "imagenet" / "train" / "n01440764" / "1.JPEG"
+        Image.effect_noise((99, 99), 50.0).save(broken)
+        broken.write_bytes(broken.read_bytes()[:1500])
+        words = ("--root", imagenet, "--skip-unreadable", "--cache", "c.npz")
+        out = output("prepare", "imagenet", *words)
+        assert re.search(r"left out +1 unreadable", out)
+        assert "the cache has others instead" not in out
+        names = open_source("c.npz", image_size=8).train.names
+        assert len(names) == 11
+        assert not any(name.endswith("n01440764/1.JPEG") for name in names)
 
 
 SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[3] / "shared")) / "data"

@@ -146,7 +146,7 @@ class TestUse:
 
     def test_semi_with_a_list(self, evaluate, run, photos, tmp_path):
         names = ("cats_0.png", "dogs_1.png", "train/cats/cats_4.png", "dogs/dogs_5.png")
-        (tmp_path / "few.txt").write_bytes("\r\n".join(names).encode())
+        (tmp_path / "few.txt").write_bytes("\r\n".join(names).encode("utf-8-sig"))  # of Notepad
         words = ("--protocol", "semi", "--data", photos, "--epochs", 2)
         code, out, err = evaluate(*words, "--labelled-list", tmp_path / "few.txt")
         assert (code, err) == (0, "")
@@ -204,6 +204,12 @@ class TestUse:
         ),
         ("--protocol detect knn --data x", ["detect and knn", "two commands"]),
         ("--protocol supervised --batch-size 1", ["batch_size is 1", "2 or more"]),
+        ("--protocol knn linear --labels 0.1", ["--labels is used by semi only", "knn and linear"]),
+        ("--protocol knn --few.draws 3", ["--few.draws is used by few only", "leave the option"]),
+        (
+            "--protocol knn --learning-rate 0.3",
+            ["--learning-rate is used by semi, transfer and supervised only"],
+        ),
         ("--protocol supervised --epochs 1 --learning-rate 1e30", ["diverged", "1e+30", "lower"]),
     ],
 )

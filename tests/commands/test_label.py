@@ -363,6 +363,28 @@ def test_class_folders_with_copies_and_strangers(run, photos, tmp_path):
     assert found.measured is None
 
 
+def test_folders_that_are_no_classes_are_refused(refusal, run, photos, tmp_path):
+    for split in ("train", "Test"):
+        for name, label in LABELS.items():
+            (tmp_path / "splits" / split / label).mkdir(parents=True, exist_ok=True)
+            shutil.copy(photos / name, tmp_path / "splits" / split / label)
+    err = refusal("label", run.path, "--labels", tmp_path / "splits")
+    assert "its sub-folders Test and train are splits, not classes" in err
+    folder = tmp_path / "splits" / "train"
+    shutil.copy(photos / FEW[0], folder / "beside.png")
+    err = refusal("label", run.path, "--labels", folder)
+    assert "1 image ('" in err
+    assert "beside.png') lie beside the folders of the classes" in err
+
+
+def test_a_sheet_of_no_suggestions_is_not_written_and_says_so(command, run, tmp_path):
+    table = write_table(tmp_path / "few.csv", *FEW)
+    words = ("--labels", table, "--suggest", 0, "--sheet", tmp_path / "next.png")
+    code, _, err = command("label", run.path, *words)
+    assert (code, (tmp_path / "next.png").exists()) == (0, False)
+    assert "next.png is not written: there are no images to label next" in err
+
+
 def test_new_photos_are_labelled_by_those_of_the_run(output, run, photos, tmp_path):
     new = tmp_path / "new"
     new.mkdir()
@@ -636,6 +658,8 @@ def test_digits_have_the_accuracy_that_is_expected(short_run):
         (FEW, ["--out", "old.csv"], "old.csv exists"),
         (FEW, ["--sheet", "sheet.csv"], "with that ending"),
         (FEW, ["--suggest", -1], "suggest is -1"),
+        (FEW, ["--seed", -1], "seed is -1: it must be a whole number, 0 or more"),
+        (FEW, ["--seed", 2**32], "seed is 4294967296: it must be a whole number from 0 to 2^32"),
         (FEW, ["--data", "nowhere"], "no such folder"),
         (FEW, ["--data", "."], "no image in it"),
     ],

@@ -211,6 +211,18 @@ class TestSearch:
         assert again == first
         assert listed.count(copied / "red") == 2
 
+    def test_an_index_is_made_again_when_a_table_has_other_labels(
+        self, output, run, photos, tmp_path
+    ):
+        copied = Path(shutil.copytree(photos / "red", tmp_path / "photos"))
+        names = sorted(path.name for path in copied.iterdir())
+        table = copied / "labels.csv"
+        words = ("search", run.path, "--data", table, "--query", names[0], "-k", 1)
+        for kind in ("dark", "bright"):
+            lines = [f"{name},{kind if place < 13 else 'grey'}" for place, name in enumerate(names)]
+            table.write_text("\n".join(["image,label", *lines]))
+            assert f"({kind})" in output(*words)
+
     def test_the_last_part_of_a_name_is_enough(self, output, refusal, run, photos, tmp_path):
         """As in a table of labels; but not if two images have it."""
         copied = shutil.copytree(photos, tmp_path / "photos")

@@ -140,6 +140,8 @@ def test_labels_of_a_table(tmp_path):
     path.write_text("image,label,probability,given\na.png,cat,1,Yes\nb.png,dog,0.5,no\n")
     assert read(path, ["a.png", "b.png"]).by_user == [True, False]
     assert read(path, ["a.png", "b.png"]).suggested == [False, True]
+    path.write_text("image;label;probability;given\na.png;cat;;yes\nb.png;dog;0,5;no\n")
+    assert read(path, ["a.png", "b.png"]).probabilities == [1.0, 0.5]  # from a spreadsheet
     path.write_text("image,label,label next\nc.png,,\na.png,cat,\nd.png,cat,10\nb.png,dog,2\n")
     found = read(path, ["a.png", "b.png", "c.png", "d.png", "e.png"])
     assert found.queue == [1, 3, 2]  # the most useful first, then as the table has them
@@ -153,7 +155,9 @@ def test_labels_of_a_table(tmp_path):
         ("image,kind\na.png,cat\n", "image and label among them"),
         ("", "image and label among them"),
         ("image,label\nz.png,cat\n", "names no image of the data"),
-        ("image,label,probability\na.png,cat,much\n", "a probability is not a number"),
+        ("image,label,probability\na.png,cat,much\n", "of 'a.png' is 'much': it must be a number"),
+        ("image,label,probability\na.png,cat,nan\n", "is 'nan': it must be a number from 0 to 1"),
+        ("image,label,probability\na.png,cat,\n", "is '': it must be a number from 0 to 1"),
     ],
 )
 def test_tables_that_say_nothing(tmp_path, text, words):

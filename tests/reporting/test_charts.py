@@ -11,10 +11,12 @@ from PIL import Image
 from deepbregman.reporting.charts import (
     PALETTE,
     Figure,
+    begin_chart,
     colour,
     dash,
     draw_evaluations,
     encode_arm,
+    encode_shape,
     fit_to_file,
     fit_to_page,
     save_chart,
@@ -116,6 +118,18 @@ def test_the_mean_is_of_epochs_that_all_runs_have(make_run):
     paths = [make_run("a-0", metrics=long), make_run("a-1", {"seed": 1}, metrics=short)]
     mean = [p for p in points_of(curves_of(paths)["total"].spec) if p["run"] == MEAN]
     assert [(p["epoch"], p["value"]) for p in mean] == [(1, 3.0)]
+
+
+def test_long_names_of_arms_are_written_out_one_in_a_line():
+    names = [f"a-recipe-of-a-rather-long-name-and-of-its-number-{number}" for number in range(9)]
+    places = {name: place for place, name in enumerate(names)}
+    chart = begin_chart([]).mark_point()
+    found = chart.encode(color=encode_arm(places), shape=encode_shape(places)).to_dict()["encoding"]
+    legend = found["color"]["legend"]
+    assert legend == found["shape"]["legend"]  # so they share one
+    assert (legend["columns"], legend["labelLimit"]) == (1, 720)
+    short = chart.encode(color=encode_arm({"best": 0, "simclr": 1})).to_dict()
+    assert short["encoding"]["color"]["legend"]["columns"] == 3
 
 
 def test_many_arms_have_other_strokes(make_run):

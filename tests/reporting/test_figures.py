@@ -79,6 +79,8 @@ def test_the_planes_and_the_rings(tmp_path):
     )
     text = (tmp_path / "rings.svg").read_text()
     assert "0.900 ± 0.020" in text
+    assert "-0.100<" in text  # one value has no deviation
+    assert "± 0.000" not in text
     assert "Clusters by learned" in text
 
 

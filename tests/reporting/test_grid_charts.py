@@ -18,6 +18,7 @@ from deepbregman.reporting import grid_charts, grid_tables, screen, searches
 from deepbregman.reporting.sections import read_study
 from deepbregman.reporting.tables import Cell, Row, Table
 from deepbregman.runs import Record
+from deepbregman.statistics import format_seeds
 
 ROOT = Path(__file__).parents[2]
 FIELDS = ("divergence.num_subnetworks", "divergence.normalise_input", "optimiser.learning_rate")
@@ -100,7 +101,7 @@ def test_the_figure_says_under_which_conditions_and_what_diverged(results, tmp_p
         "Unequal budget: epochs of 5",
     ):
         assert sentence in words
-    assert grid_charts.format_seeds([3, 1, 3]) == "n = 1-3"
+    assert format_seeds([3, 1, 3]) == "n = 1-3"
     held_out = grid_charts.describe_conditions({**results, "evaluate_on": "holdout"})
     assert held_out == "paper on cifar10, 4 epochs, held-out training images, top-1 %"
 
@@ -241,17 +242,19 @@ def test_an_unfinished_table_of_methods_says_how_many_are_in_it(results):
 def test_the_table_of_learning_rates_names_the_best_of_each_method(results):
     """A rate whose runs all diverged has no mean, and a method without any has no best one."""
     results["study"]["figure"] = "groups"
-    known = (("byol", "x 1", 0.1, 90.0), ("byol", "x 3", 0.3, 88.0), ("dino", "x 1", 0.2, None))
+    known = (("byol", "x 1", 0.1, 90.0), ("byol", "x 3", 0.3, 91.0), ("dino", "x 1", 0.2, None))
     results["arms"] = [
         {**results["arms"][0], "x": method, "series": series, "cost": {"learning_rate": rate}}
         | {"metrics": {results["metric"]: {"mean": mean, "deviation": 0.5, "n": 3}} if mean else {}}
         for method, series, rate, mean in known
     ]
+    results["arms"][1]["num_diverged"] = 1  # its mean is over the other seeds
     table = grid_tables.tabulate_study(results, "")[0]
     assert table.columns == ("x 1", "x 3", "best learning rate")
     found = {row.name: row.cells for row in table.rows}
-    assert [cell.summary["mean"] for cell in found["byol"][:2]] == [90.0, 88.0]
+    assert [cell.summary["mean"] for cell in found["byol"][:2]] == [90.0, 91.0]
     assert found["byol"][2].text == "0.1"
+    assert table.rows[0].marks == ("x 3: 1 diverged",)
     assert [cell.text for cell in found["dino"]] == ["—", "—", ""]
 
 
@@ -280,6 +283,24 @@ def test_methods_stand_in_their_columns_and_in_the_order_of_their_accuracy_alone
     drawn = list(dict.fromkeys(point["x"] for point in points))
     assert len(drawn) == 22
     assert drawn == sorted(drawn, key=mean, reverse=True)
+
+
+def test_a_recipe_with_a_divergence_of_its_own_stands_among_those_with_it():
+    results = json.loads((ROOT / "results/studies/methods/results.json").read_text())
+    arm = next(arm for arm in results["arms"] if arm["arm"] == "simclr+divergence")
+    own = {**arm, "arm": "best", "x": "best", "against": None, "difference": {}}
+    table = grid_tables.tabulate_study({**results, "arms": [*results["arms"], own]}, "")[0]
+    (row,) = (row for row in table.rows if row.name == "best")
+    cells = dict(zip(table.columns, row.cells, strict=True))
+    mean = arm["metrics"]["linear, cached features"]["mean"]
+    assert cells["linear, with the divergence"].summary["mean"] == mean
+    assert cells["linear"].summary is cells["linear, difference"].summary is None
+
+
+def test_where_all_seeds_diverged_the_caption_counts_none(results):
+    results["arms"] = [{**arm, "metrics": {}, "difference": {}} for arm in results["arms"]]
+    table = grid_tables.tabulate_study(results, "")[-1]
+    assert table.caption == "Top-1, per cent; mean ± sample deviation over seeds"
 
 
 def test_the_table_of_methods_has_speed_and_memory_where_a_run_recorded_them():

@@ -287,6 +287,45 @@ def test_three_runs_of_one_seed_are_not_three_seeds(make_run):
     assert "the deviation is not over independent seeds" in warning
 
 
+def test_two_seeds_of_three_are_too_few_to_be_best_and_the_caption_counts_them(make_run):
+    paths = []
+    for arm, weight, value in (("ours", 1.0, 94.0), ("plain", 0.0, 90.0)):
+        for seed in range(3):
+            measured = {"evaluations": [row(value + 0.1 * seed)]} if seed < 2 else {}
+            changes = {"divergence.weight": weight, "seed": seed}
+            paths.append(make_run(f"{arm}-{seed}", changes, result=measured))
+    (table,) = tabulate_evaluations(group_runs(map(RunRecord.read, paths)))
+    assert [line.cells[0].summary["n"] for line in table.rows] == [2, 2]
+    assert not any(line.cells[0].is_best for line in table.rows)
+    assert table.caption.startswith("Per cent; mean ± sample deviation over seeds, n = 2")
+
+
+def test_evaluations_of_other_lengths_are_not_pooled(make_run):
+    """Fine-tuning for 1 epoch and for 30 are two quantities."""
+    paths = []
+    for seed, epochs in enumerate((1, 30)):
+        measured = row(50.0 + epochs, protocol="semi", variant="10 % labels, from encoder")
+        result = {"evaluations": [{**measured, "details": {"epochs": epochs}}]}
+        paths.append(make_run(f"seed{seed}", {"seed": seed}, result=result))
+    (table,) = tabulate_evaluations(group_runs(map(RunRecord.read, paths)))
+    assert [name.rpartition(", ")[2] for name in table.columns] == ["1 epoch", "30 epochs"]
+    assert [cell.summary["mean"] for cell in table.rows[0].cells] == [51.0, 80.0]
+
+
+def test_images_of_another_kind_from_two_folders_of_one_name_are_not_pooled(make_run):
+    paths = []
+    for seed, folder in enumerate(("a/test", "b/test")):
+        measured = row(50.0 + seed, protocol="ood", variant="test: cosine", metric="AUROC")
+        result = {"evaluations": [{**measured, "details": {"against": folder}}]}
+        paths.append(make_run(f"seed{seed}", {"seed": seed}, result=result))
+    (table,) = tabulate_evaluations(group_runs(map(RunRecord.read, paths)))
+    assert [name.rpartition("] ")[2] for name in table.columns] == [
+        "against a/test",
+        "against b/test",
+    ]
+    assert [cell.summary["mean"] for cell in table.rows[0].cells] == [50.0, 51.0]
+
+
 def test_the_card_of_an_arm_has_what_was_measured_last_and_why_it_stopped(make_run):
     metrics = [
         {"epoch": 1, "knn": 90.0, "verdict": "under-trained", "reason": "measured once"},

@@ -18,6 +18,7 @@ from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.evaluation.results import Predictions, pack, unpack
 from deepbregman.files import write_json
+from deepbregman.reporting.grid_charts import OURS
 from deepbregman.reporting.grid_tables import tabulate_study
 from deepbregman.statistics import format_signed, interval_over_images
 from deepbregman.studies import engine
@@ -251,6 +252,30 @@ def test_options_reach_every_arm(two, few_digits, out):
     assert name == Path("studies/comparison-simclr-best-cifar10")
 
 
+def test_seeds_of_recipes_do_not_tell_arms_apart_nor_stop_a_study(two, few_digits, out):
+    """A study has seeds of its own."""
+    recipe(Path(two[1]), {"seed": 5})
+    settings = StudyOptions(recipes=tuple(two), data=few_digits, unequal=True, out=out)
+    first, again = open_grid(STUDY, settings), open_grid(STUDY, settings)
+    for opened in (first, again):
+        assert {cell.trial.config.seed for cell in opened.cells} == {0, 1, 2}
+        assert not any("seed" in arm.changes for arm in opened.plan.arms)
+
+
+@pytest.mark.parametrize("names", [("a_b", "a+b"), ("ours", "Ours")])
+def test_two_recipes_that_would_share_a_folder_are_refused(names, few_digits, tmp_path):
+    files = [recipe(tmp_path / f"{name}.toml", {"seed": i}) for i, name in enumerate(names)]
+    options = StudyOptions(recipes=tuple(map(str, files)), data=few_digits, out=tmp_path / "out")
+    with pytest.raises(UserError, match=r"would have one folder, .*-seed0: rename the file"):
+        plan_study(STUDY, options)
+
+
+def test_names_in_other_scripts_have_folders_of_their_own(few_digits, tmp_path):
+    files = [recipe(tmp_path / f"{name}.toml", {}) for name in ("猫", "犬")]
+    options = StudyOptions(recipes=tuple(map(str, files)), data=few_digits, out=tmp_path / "out")
+    assert [arm.folder_name for arm in plan_study(STUDY, options).arms] == ["猫", "犬"]
+
+
 def test_the_control_and_both_terms_are_endings_of_a_recipe(tmp_path, few_digits):
     """The command of the headline table: equal budgets, and one term that differs."""
     recipes = ("simclr", "best-control", "best", "best-both")
@@ -258,6 +283,7 @@ def test_the_control_and_both_terms_are_endings_of_a_recipe(tmp_path, few_digits
     plan = plan_study(STUDY, options)
     assert [arm.name for arm in plan.arms] == list(recipes)
     assert plan.definition["unequal_budget"] == []
+    assert [arm.series for arm in plan.arms] == ["SimCLR", "control", OURS, OURS]
     best = load_recipe("best")
     for arm, weights in zip(plan.arms[1:], ((0.0, 1.0), (1.0, 0.0), (1.0, 1.0)), strict=True):
         config = override(plan.base, arm.changes)

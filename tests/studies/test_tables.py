@@ -623,6 +623,11 @@ def test_transfer_and_training_from_scratch(few_digits, uneven, tmp_path, monkey
         ("uneven", "transfer", "supervised"): ["digits"],
     }
     assert "from few: fine-tuned, top-1" in (tmp_path / "tables" / "tables.md").read_text()
+    # A mean over runs that were tuned for other lengths would mean little.
+    for epochs, words in ((3, "--tuning-epochs 3"), (None, "--tuning-epochs is left out")):
+        with pytest.raises(UserError, match=f"{words}: .* rows of supervised and transfer with"):
+            tables(study=TableOptions(**{**asked, "seeds": 2, "tuning_epochs": epochs}))
+    assert json.loads((tmp_path / "tables/tables.json").read_text())["asked"]["tuning_epochs"] == 1
 
 
 def test_runs_count_though_their_dataset_is_in_another_folder_now(few_digits, tmp_path):

@@ -126,6 +126,7 @@ def test_end_to_end_without_the_test_images(command, few_digits, out, explosive,
     with (out / "trials.csv").open() as file:
         assert [float(row["value"]) for row in csv.DictReader(file)] == [r["value"] for r in rows]
     header = (out / "best.toml").read_text()
+    assert f"# Command:  deepbregman pretrain {shlex.quote(str(out / 'best.toml'))}\n" in header
     assert f"{best['value']:.2f} % on held-out training images" in header
     assert (out / "search.png").stat().st_size > 5_000
     assert (out / "search.svg").is_file()

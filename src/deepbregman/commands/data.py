@@ -106,7 +106,7 @@ def prepare(
     if image_size is None:
         image_size = IMAGE_SIZE if dataset is None else dataset.image_size
     DataSettings(image_size=image_size)  # checks it
-    from deepbregman.data import open_source
+    from deepbregman.data import open_source, without_unreadable
     from deepbregman.data.checking import check_data
 
     if dataset is not None and not dataset.downloadable:
@@ -127,6 +127,8 @@ def prepare(
                 f"--cache {cache}: takes {needed / 1e9:,.1f} GB and {cache.parent} has "
                 f"{free / 1e9:,.1f} GB free; name a file on a larger disk, or lower --image-size"
             )
+    if skip_unreadable:  # above some number of files, only their headers were read so far
+        source = without_unreadable(source, partial(progress, "looking for unreadable images"))
     record = {"image_size": image_size, **_measure(source, skip_unreadable)}
     if cache is not None:
         from deepbregman.data.archives import write_archive

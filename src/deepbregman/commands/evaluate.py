@@ -1,5 +1,6 @@
 """deepbregman evaluate: measure how good the encoder of a run is."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,11 +8,18 @@ import tyro
 from rich.console import Console
 
 from deepbregman.data.datasets import check_labels
-from deepbregman.errors import require_list
+from deepbregman.errors import UserError, require_list
 from deepbregman.evaluation.options import Detect, Few, Ood, Options, ProtocolName, Semi, Tuning
 from deepbregman.reporting.screen import describe_references, draw_evaluation_tables
 from deepbregman.runs import Record, Run
-from deepbregman.terminal import MaybeNumber, MaybeText, count_words, ignore_progress, say
+from deepbregman.terminal import (
+    MaybeNumber,
+    MaybeText,
+    count_words,
+    ignore_progress,
+    join_words,
+    say,
+)
 
 from .parameters import (
     Accelerator,
@@ -112,6 +120,7 @@ def evaluate(
         few=few,
         ood=ood,
     )
+    _refuse_unused(options)
     opened = Run.open(run)
     listing = None
     if source is None and "detect" not in protocols:  # VOC has its own layout
@@ -132,6 +141,34 @@ def evaluate(
         devices=devices,
     )
     return run_protocols(evaluation)
+
+
+USED_BY = {
+    "semi": ("semi",),
+    "tuning": ("semi", "transfer", "supervised"),
+    "detect": ("detect",),
+    "few": ("few",),
+    "ood": ("ood",),
+}
+"""The protocols that use each group of options."""
+
+
+def _refuse_unused(options: Options) -> None:
+    """Refuse options that no protocol of this evaluation uses: it would not do what was meant."""
+    for name, protocols in USED_BY.items():
+        if set(protocols) & set(options.protocols):
+            continue
+        group = getattr(options, name)
+        default = type(group)()
+        for field in dataclasses.fields(group):
+            if getattr(group, field.name) != getattr(default, field.name):
+                prefix = "" if name in ("semi", "tuning") else f"{name}."
+                raise UserError(
+                    f"--{prefix}{field.name.replace('_', '-')} is used by "
+                    f"{join_words(protocols)} only, and the protocols here are "
+                    f"{join_words(options.protocols)}: name it with --protocol, or leave the "
+                    "option out"
+                )
 
 
 def show(rows: list[Record], console: Console) -> None:

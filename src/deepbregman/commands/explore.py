@@ -8,7 +8,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.data.labels import read_table
-from deepbregman.errors import UserError, require_known
+from deepbregman.errors import UserError, require_known, require_seed
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ignore_progress, say
 
@@ -83,6 +83,7 @@ def explore(
         encoder: If the run trained an encoder of your own: a module of the same structure.
     """
     out = Path(out)
+    seed = require_seed(seed)
     formats = get_args(Format)
     require_known("format", format, formats)
     other = out.suffix.removeprefix(".")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError, require_whole
+from deepbregman.errors import UserError, notify, require_seed, require_whole
 from deepbregman.reporting.screen import draw_rows
 from deepbregman.runs import Run, check_new_file, is_complete
 from deepbregman.terminal import MaybePath, MaybeText, count_words, ignore_progress, join_words, say
@@ -110,7 +110,7 @@ def label(
         )
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")
-    suggest = require_whole("suggest", suggest, 0)
+    suggest, seed = require_whole("suggest", suggest, 0), require_seed(seed)
     check_picture(run, data, source, sheet, "sheet")
     from deepbregman.data.labels import read_labels, refuse_names
 
@@ -149,7 +149,10 @@ def label(
         seed=seed,
         progress=progress or ignore_progress,
     )
-    if sheet is None or not found.suggestions:
+    if sheet is None:
+        return found
+    if not found.suggestions:
+        notify(f"{sheet} is not written: there are no images to label next")
         return found
     write_sheet(Path(sheet), found)
     return replace(found, sheet=Path(sheet))
@@ -197,7 +200,7 @@ def draw_first_images(
     """
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")
-    suggest, seed = require_whole("suggest", suggest, 1), require_whole("seed", seed, 0)
+    suggest, seed = require_whole("suggest", suggest, 1), require_seed(seed)
     check_picture(run, data, source, sheet, "sheet")
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.labelling import draw_images
@@ -289,7 +292,7 @@ def _show_accuracy(found: "Labelling", is_uneven: bool, console: Console) -> Non
     accuracy = _describe(found.expected)
     say(console, f"expected accuracy: {accuracy}, from {images}; it holds for {holds}")
     if is_uneven:
-        which = " with two labels or more" * (1 in found.class_sizes)
+        which = " that can be judged" * (1 in found.class_sizes or bool(drawn and suggested))
         say(console, f"as the mean over the classes{which}: {_describe(found.expected_balanced)}")
     if found.measured is not None:
         value, count = found.measured

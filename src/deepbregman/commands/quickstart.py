@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from deepbregman.config import Config, load_recipe, override
+from deepbregman.errors import UserError
 from deepbregman.runs import Record, Run, name_run_folder
 from deepbregman.statistics import format_spread, summarise
 from deepbregman.terminal import MaybeNumber, MaybePath, say
@@ -42,6 +43,8 @@ def quickstart(
     Returns:
         The run; its result holds the table, its folder the figure.
     """
+    if epochs is not None and epochs < 1:
+        raise UserError(f"--epochs {epochs}: a trained encoder is compared, so give 1 or more")
     console = console or Console(quiet=True)
     config = load_recipe("digits")
     if epochs is not None:

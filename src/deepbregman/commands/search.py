@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError, require_list, require_whole
+from deepbregman.errors import UserError, require_list, require_seed, require_whole
 from deepbregman.reporting.screen import draw_hits, format_distance
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ignore_progress, say
@@ -84,7 +84,7 @@ def search(
                 "of an image of the dataset such as train:17; save an image of your program first"
             )
     check_new_file(out, ".png")
-    k = require_whole("k", k, 1)
+    k, seed = require_whole("k", k, 1), require_seed(seed)
     if not queries:
         raise UserError(
             "search needs an image: give --query FILE, or an image of the dataset such as "

@@ -59,9 +59,7 @@ def from_dict(values: dict[str, Any]) -> Config:
             parts[name] = value
             continue
         if not isinstance(value, dict):
-            raise UserError(
-                f"{name} is {abbreviate(value)}: it is a table of fields, written [{name}]"
-            )
+            raise _refuse_table(name, value)
         kind: type[Any] = _find_section(name, value)
         fields = [field.name for field in dataclasses.fields(kind)]
         for key in value:
@@ -70,6 +68,10 @@ def from_dict(values: dict[str, Any]) -> Config:
                 raise UserError(f"unknown field {abbreviate(f'{name}.{key}')}{guess}")
         parts[name] = kind(**value)
     return Config(**parts)
+
+
+def _refuse_table(name: str, value: object) -> UserError:
+    return UserError(f"{name} is {abbreviate(value)}: it is a table of fields, written [{name}]")
 
 
 def override(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -86,7 +88,10 @@ def override(config: Config, changes: Mapping[str, Any]) -> Config:
     for name, value in changes.items():
         section, _, field = name.partition(".")
         if field and section in SECTIONS:
-            values.setdefault(section, {})[field] = value
+            table = values.setdefault(section, {})
+            if not isinstance(table, dict):  # another change of these has replaced it
+                raise _refuse_table(section, table)
+            table[field] = value
         else:
             values[name] = value
     return from_dict(values)

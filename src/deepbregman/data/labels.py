@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from deepbregman.data.folders import quote_some, read_tree
+from deepbregman.data.folders import SPLIT_WORDS, Tree, quote_some, read_tree
 from deepbregman.errors import UserError
 from deepbregman.files import restore_text
 from deepbregman.terminal import count_words, join_words
@@ -57,7 +57,9 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
         path = Path(labels)
         where = f"labels {str(path)!r}"
         if path.is_dir():
-            groups = read_tree(path).groups
+            tree = read_tree(path)
+            _check_classes(tree, where)
+            groups = tree.groups
             given = [
                 GivenLabel(str(image), label, is_file=True)
                 for label, images in groups.items()
@@ -76,6 +78,20 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
             )
     check_counts([label.label for label in given], where)
     return given
+
+
+def _check_classes(tree: Tree, where: str) -> None:
+    """Refuse a folder whose sub-folders are no classes, or that has images beside them."""
+    if tree.groups and all(name.lower() in SPLIT_WORDS for name in tree.groups):
+        raise UserError(
+            f"{where}: its sub-folders {join_words(sorted(tree.groups))} are splits, not classes; "
+            "name one of them, or move their classes together"
+        )
+    if tree.groups and tree.here:
+        raise UserError(
+            f"{where}: {count_words(len(tree.here), 'image')} ({quote_some(tree.here)}) lie beside "
+            "the folders of the classes, and have no label; move them into one, or away"
+        )
 
 
 def index_last_parts(names: Sequence[str]) -> dict[str, int]:

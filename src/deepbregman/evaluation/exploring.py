@@ -313,6 +313,23 @@ def find_winners(scores: Tensor) -> Winners:
     )
 
 
+def _read_probability(row: dict[str, str], path: Path) -> float:
+    """Read the probability of a predicted label; a label of the user's need not have one."""
+    text = row.get("probability", "0").replace(",", ".")  # a spreadsheet may write 0,25
+    if not text and is_yes(row.get("given") or ""):
+        return 1.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value <= 1.0:
+        raise UserError(
+            f"labels {str(path)!r}: the probability of {row['image']!r} is {text!r}: it must be a "
+            "number from 0 to 1, or empty in a line where given is yes"
+        )
+    return value
+
+
 def read_given(path: Path, names: Sequence[str], find: Callable[[str], int | None]) -> Given:
     """Read labels and, where they are, probabilities; None for images that are not in the table.
 
@@ -331,10 +348,7 @@ def read_given(path: Path, names: Sequence[str], find: Callable[[str], int | Non
     rows = [found.get(place) or {"label": ""} for place in range(len(names))]
     probabilities = None
     if "probability" in next(iter(found.values())):
-        try:
-            probabilities = [float(row.get("probability", 0.0)) for row in rows]
-        except ValueError:
-            raise UserError(f"labels {str(path)!r}: a probability is not a number") from None
+        probabilities = [_read_probability(row, path) for row in rows]
     unsaid = "yes" if probabilities is None else "no"
     asked = {
         place: int(rank) if (rank := row.get("label next") or "").isdecimal() else math.inf

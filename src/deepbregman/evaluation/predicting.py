@@ -237,8 +237,7 @@ def predict_labels(
     tried.append(Candidate("guess"))
     held_out = examples.cross_validate(tried, folds, progress)
     sizes = torch.bincount(targets).double()
-    weights = (sizes[targets] > 1) / sizes[targets]  # (n,), of the mean over the classes
-    weights *= len(targets) / weights.sum()
+    weights = _weigh_classes(targets, sizes > 1)
     equal = torch.ones_like(weights)
     drawn = equal.clone() if suggested is None else (~suggested[places]).double()
     drawn = drawn if (drawn * weights).any() else equal
@@ -277,9 +276,23 @@ def predict_labels(
         judged=[judged[index][0] for index in order],
         guess=guess,
         expected=expect(drawn),
-        expected_balanced=expect(weights * drawn),
+        expected_balanced=expect(_weigh_classes(targets, sizes > 1, drawn)),
         class_accuracies=tuple(accuracies.get(place) for place in range(num_classes)),
     )
+
+
+def _weigh_classes(targets: Tensor, counted: Tensor, drawn: Tensor | None = None) -> Tensor:
+    """Return weights (n,) of labels by which each class counts the same; their mean is 1.
+
+    Args:
+        counted: (C,) whether a class counts.
+        drawn: (n,) 1 for labels that count, else 0; by default all. A class without any is left
+            out.
+    """
+    drawn = torch.ones(len(targets), dtype=torch.float64) if drawn is None else drawn
+    totals = torch.bincount(targets, weights=drawn, minlength=len(counted))
+    weights = counted[targets] * drawn / totals[targets].clamp_min(1.0)
+    return weights * len(targets) / weights.sum()
 
 
 def _judge(

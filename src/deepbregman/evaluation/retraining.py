@@ -465,7 +465,7 @@ def read_labelled(source: Source, file: Path) -> Tensor:
             "folder of images, or use --labels"
         )
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--labelled-list {file} cannot be read: {error}") from None
     wanted = dict.fromkeys(line.strip().removeprefix("./") for line in lines if line.strip())

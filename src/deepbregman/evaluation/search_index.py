@@ -207,7 +207,8 @@ def name_index(run: Run, listing: Listing, **options: object) -> str | None:
     try:
         checkpoints = [run.path / "config.toml", *sorted(run.checkpoints.iterdir())]
         known = json.dumps([options, list_versions(), digest_files(checkpoints)])
-        return digest(known.encode(), digest_files(files).encode())
+        shown = json.dumps([listing.classes, {n: s.labels for n, s in listing.splits.items()}])
+        return digest(known.encode(), digest_files(files).encode(), shown.encode())
     except OSError:  # the search that loads the run explains the error
         return None
 

@@ -8,7 +8,7 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +41,8 @@ FIGURE_KINDS = ("svg", "png", "pdf")
 """Files of a figure: for the web, for slides, for papers."""
 PNG_SCALE = 2.0
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+LONG_ARM = 40
+"""A longer name of an arm has a line of the legend alone."""
 STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
 """A shape that Vega lacks."""
 HOVER = "hover"
@@ -120,14 +122,18 @@ def encode_arm(places: Mapping[str, int]) -> "alt.Color":
     import altair as alt
 
     scale = alt.Scale(domain=list(places), range=[colour(place) for place in places.values()])
-    return alt.Color("arm:N", scale=scale, legend=_list_arms())
+    return alt.Color("arm:N", scale=scale, legend=_list_arms(places))
 
 
-def _list_arms() -> "alt.Legend":
+def _list_arms(names: Iterable[str]) -> "alt.Legend":
     """Make the legend of arms; two channels with the same one share it."""
     import altair as alt
 
-    return alt.Legend(title=None, orient="bottom", columns=3, labelLimit=240, symbolOpacity=1)
+    columns = 1 if max(map(len, names)) > LONG_ARM else 3
+    limit = 720 // columns  # pixels
+    return alt.Legend(
+        title=None, orient="bottom", columns=columns, labelLimit=limit, symbolOpacity=1
+    )
 
 
 def encode_shape(places: Mapping[str, int]) -> "alt.Shape | str":
@@ -138,7 +144,7 @@ def encode_shape(places: Mapping[str, int]) -> "alt.Shape | str":
     if not any(turns):
         return SHAPES[0]
     scale = alt.Scale(domain=list(places), range=[SHAPES[turn % len(SHAPES)] for turn in turns])
-    return alt.Shape("arm:N", scale=scale, legend=_list_arms())
+    return alt.Shape("arm:N", scale=scale, legend=_list_arms(places))
 
 
 def highlight_arm(shown: float = 1.0) -> Any:

@@ -194,6 +194,9 @@ def _make_curve_template(
     if epochs:
         size = alt.condition("datum.faint", alt.value(12), alt.value(30))
         marks = base.mark_point(filled=True).encode(size=size, opacity=shown)
+        if has_kinds:
+            shapes = alt.Scale(domain=kinds.domain, range=["circle", "diamond"])
+            marks = marks.encode(shape=alt.Shape("kind:N", scale=shapes, legend=legend))
         layers.append(marks.encode(strokeDash=alt.value([1, 0])))
     hover = alt.selection_point(
         name=HOVER,

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Sequence
 from deepbregman.runs import Record
 from deepbregman.statistics import Summary, summarise_pairs
 
-from .grid_tables import count_seeds
 from .records import Measure, RunGroup, is_finite, name_datasets
-from .tables import Row, Table, make_cell, name_measures
+from .tables import Row, Table, count_seeds, make_cell, name_measures
 
 
 def compare_trunks(runs: Iterable[Sequence[Record]]) -> dict[Measure, Summary]:

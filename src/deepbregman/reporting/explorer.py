@@ -216,7 +216,8 @@ def write_parquet(path: Path, explorer: Explorer, thumbnails: Iterable[Pixels]) 
     for column in explorer.columns:
         values: Any = column.values
         if column.categories is not None:
-            known = [None, *column.categories[1:]] if column.has_none else column.categories
+            words = [each.encode("utf-8", "replace").decode() for each in column.categories]
+            known = [None, *words[1:]] if column.has_none else words
             values = [known[int(place)] for place in column.values]
         arrays[column.title] = pyarrow.array(values)
     for number, each in enumerate(explorer.neighbours):

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageColor
 
 from deepbregman.runs import Record
+from deepbregman.statistics import format_spread
 
 from .charts import (
     GREY,
@@ -297,13 +298,14 @@ def save_ring_figure(
             "baseline": row["is_baseline"],
             "low": round_digits(row["mean"] - (row["deviation"] or 0.0)),
             "high": round_digits(row["mean"] + (row["deviation"] or 0.0)),
-            "words": f"{row['mean']:.3f} ± {row['deviation'] or 0.0:.3f}",
+            "words": format_spread(row["mean"], row["deviation"], 3),
         }
         for row in rows
     ]
     chart = _draw_bars(bars, "adjusted Rand index", [min(0.0, *(b["low"] for b in bars)), 1.2])
     figures.append(_make_figure(chart.properties(width=560), "Agreement with the rings"))
-    notes = [f"colour: cluster, shape: ring; bars: mean and deviation, runs: {rows[0]['n']}"]
+    bars_show = "mean and deviation" if rows[0]["n"] > 1 else "value"
+    notes = [f"colour: cluster, shape: ring; bars: {bars_show}, runs: {rows[0]['n']}"]
     save_chart(paths, stack(figures, "Rings of distributions", notes, columns=3))
 
 

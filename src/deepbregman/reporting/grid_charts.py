@@ -1,10 +1,11 @@
 """Grid studies, of arms and seeds: their records to words and charts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from deepbregman.runs import Record
+from deepbregman.statistics import format_seeds
 from deepbregman.terminal import count_words
 
 from .charts import (
@@ -18,6 +19,7 @@ from .charts import (
     draw_measures,
     draw_published,
     encode_arm,
+    encode_shape,
     make_difference_point,
     make_mean_point,
     make_tooltip,
@@ -45,9 +47,11 @@ VERDICTS = {"above": PALETTE[2], "not told apart": GREY, "below": PALETTE[1]}
 """What the interval of a difference says, and its colour."""
 MANY_RECIPES = 4
 """More recipes than these are not named one by one."""
+OURS = "with divergence"
+"""Series of the arms with the divergence."""
 CONTROLS = "control"
 """Series of the controls of methods: InfoNCE to the same teacher and bank, not the divergence."""
-SERIES_COLOURS = {"SimCLR": PALETTE[1], "with divergence": PALETTE[0]}
+SERIES_COLOURS = {"SimCLR": PALETTE[1], OURS: PALETTE[0]}
 """Colours of series that several studies have; other series take the remaining colours."""
 LONG_NAME = 26
 """A longer name has a line of the legend alone: two do not fit into half of a page."""
@@ -112,12 +116,6 @@ def describe_conditions(results: Record) -> str:
         done = len({arm["x"] for arm in results["arms"] if arm["metrics"]})
         recipe = f"{number} recipes" if done == number else f"{done} of {number} recipes"
     return f"{recipe} on {data}, {epochs} epoch{'s' * (epochs != '1')}, {split} images, top-1 %"
-
-
-def format_seeds(counts: Iterable[int]) -> str:
-    """Write the number of seeds: ``n = 3``, or ``n = 2-3`` where arms differ; empty for none."""
-    found = sorted(set(counts))
-    return f"n = {'-'.join(map(str, dict.fromkeys((found[0], found[-1]))))}" if found else ""
 
 
 def describe_bars(points: Sequence[Record]) -> str:
@@ -424,15 +422,19 @@ def _draw_differences(results: Record, key: str) -> Figure | None:
     several = len({point["measure"] for point in points}) > 1
     names = list(dict.fromkeys(point["arm"] for point in points))
     colour: Any = alt.value(PALETTE[0])  # black would not be seen on a dark page
+    shape: Any = "diamond"
     if several:
-        colour = encode_arm({n: p for n, p in _number_arms(results).items() if n in names})
+        places = {n: p for n, p in _number_arms(results).items() if n in names}
+        colour = encode_arm(places)
+        if max(places.values()) >= len(PALETTE):  # colours repeat
+            shape = encode_shape(places)
     chart = draw_dots(
         points,
         "measure" if several else "arm",
         colour,
         {"arm:N": "arm", "measure:N": "measure", "shown:N": "difference"},
         unit="points",
-        shape="diamond",
+        shape=shape,
         arms=names if several else (),
         levels=[{"value": 0}],
     )

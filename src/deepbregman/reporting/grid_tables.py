@@ -11,17 +11,17 @@ from .grid_charts import (
     COMPARED,
     CONTROLS,
     GROUP_METRICS,
+    OURS,
     PART_METRICS,
     describe_budget,
     describe_conditions,
     describe_diverged,
-    format_seeds,
     is_of_methods,
     name_arm,
     name_reference,
 )
 from .published import CAVEAT, format_series_value, list_published_series, name_series
-from .tables import Cell, Row, Table, format_value, make_cell, to_markdown
+from .tables import Cell, Row, Table, count_seeds, format_value, make_cell, to_markdown
 
 COSTS: dict[str, str] = {
     "epochs": "epochs",
@@ -78,19 +78,22 @@ def save_study_tables(path: Path, results: Record) -> None:
         file.write(("\n\n".join(words) + "\n").encode())
 
 
+_NOT_MEASURED: Record = {"metrics": {}, "difference": {}}
+
+
 def _tabulate_methods(results: Record, key: str) -> Table:
     """Make a line for each method: alone, with the divergence, their difference, and published."""
-    alone = {arm["x"]: arm for arm in results["arms"] if not arm.get("against")}
-    with_divergence = {
-        arm["x"]: arm for arm in results["arms"] if arm.get("against") and arm["series"] != CONTROLS
-    }
+    methods = [arm for arm in results["arms"] if arm["series"] != CONTROLS]
+    with_divergence = {arm["x"]: arm for arm in methods if arm["series"] == OURS}
+    alone = {arm["x"]: arm for arm in methods if arm["series"] != OURS}
     published = list_published_series(results)
     costs = [arm.get("cost") or {} for arm in results["arms"]]
     measured = [name for name in MEASURED if any(cost.get(name) is not None for cost in costs)]
     rows = []
-    for x, arm in alone.items():
-        other = with_divergence.get(x, {"metrics": {}, "difference": {}})
-        cells = [Cell(text=format_value((arm.get("cost") or {}).get("learning_rate")))]
+    for x in dict.fromkeys(arm["x"] for arm in methods):
+        arm, other = alone.get(x, _NOT_MEASURED), with_divergence.get(x, _NOT_MEASURED)
+        either = alone.get(x, other)
+        cells = [Cell(text=format_value((either.get("cost") or {}).get("learning_rate")))]
         for metric in GROUP_METRICS:
             cells += [make_cell(part["metrics"].get(metric)) for part in (arm, other)]
             cells.append(make_cell(other["difference"].get(metric)))
@@ -98,7 +101,7 @@ def _tabulate_methods(results: Record, key: str) -> Table:
             values = [(part.get("cost") or {}).get(name) for part in (arm, other)]
             form = MEASURED[name][1]
             cells += [Cell(text="" if value is None else form.format(value)) for value in values]
-        cells += _list_published_cells(arm, published)
+        cells += _list_published_cells(either, published)
         beside = (f"{mark} with the divergence" for mark in _mark_diverged(other))
         rows.append(Row(str(x), tuple(cells), marks=(*_mark_diverged(arm), *beside)))
     columns = ["learning rate"]
@@ -148,9 +151,11 @@ def _tabulate_series(results: Record, key: str) -> Table:
         mine = {arm["series"]: arm for arm in results["arms"] if arm["x"] == x}
         cells = [make_cell(mine[s]["metrics"].get(metric) if s in mine else None) for s in series]
         known = [arm for arm in mine.values() if metric in arm["metrics"]]
+        known = [arm for arm in known if not arm.get("num_diverged")]  # as --rates reads it
         best = max(known, key=lambda arm: float(arm["metrics"][metric]["mean"]), default=None)
         rate = None if best is None else (best.get("cost") or {}).get("learning_rate")
-        rows.append(Row(str(x), (*cells, Cell(text=format_value(rate)))))
+        diverged = [f"{s}: {mark}" for s, arm in mine.items() for mark in _mark_diverged(arm)]
+        rows.append(Row(str(x), (*cells, Cell(text=format_value(rate))), marks=tuple(diverged)))
     caption = f"{COMPARED.get(metric, metric)}; {describe_conditions(results)}; {count_seeds(rows)}"
     columns = (*series, "best learning rate")
     return Table(
@@ -192,7 +197,8 @@ def _tabulate_arms(results: Record, key: str) -> Table:
         row = Row(arm["arm"], (*cells, *_list_published_cells(arm, published)), marks=marks)
         rows.append(row._replace(note=count_seeds([row])))
     columns += [name_series(part, results["metric"]) for part in published]
-    caption = f"Top-1, per cent; mean ± sample deviation over seeds, {count_seeds(rows)}"
+    words = ("Top-1, per cent; mean ± sample deviation over seeds", count_seeds(rows))
+    caption = ", ".join(filter(None, words))  # where all seeds diverged, there is no number
     title = results["study"]["title"]
     return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)
 
@@ -206,11 +212,6 @@ def _list_published_cells(arm: Record, published: Sequence[Record]) -> list[Cell
         Cell(text=format_series_value(part, arm), note=part["source"], is_published=True)
         for part in published
     ]
-
-
-def count_seeds(rows: Sequence[Row]) -> str:
-    """Write the number of seeds behind rows; where it differs, one seed has no deviation."""
-    return format_seeds(cell.summary["n"] for row in rows for cell in row.cells if cell.summary)
 
 
 def describe_intervals(rows: Sequence[Row]) -> str:

@@ -52,8 +52,8 @@ def write_page(
     (folder / "tables").mkdir()
     for table in tables:
         name = folder / "tables" / slug(table.key)
-        name.with_suffix(".csv").write_text(to_csv(table), encoding="utf-8")
-        name.with_suffix(".tex").write_text(to_latex(table), encoding="utf-8")
+        name.with_suffix(".csv").write_bytes(to_csv(table).encode("utf-8", "replace"))
+        name.with_suffix(".tex").write_bytes(to_latex(table).encode("utf-8", "replace"))
     return len(figures), len(tables)
 
 
@@ -81,7 +81,7 @@ def render_page(main: Comparison | None, studies: list[StudySection], title: str
         policy=f"{hash_source(script)} {hash_source(vega)}",
         figure_kinds=FIGURE_KINDS,
     )
-    return page.encode()
+    return page.encode("utf-8", "replace")  # names of files need not be printable text
 
 
 def load_parts(page: str) -> tuple[str, str, str]:

@@ -17,13 +17,14 @@ from .charts import (
     specify,
 )
 from .grid_charts import describe_bars
-from .grid_tables import count_seeds, describe_intervals
+from .grid_tables import describe_intervals
 from .published import CAVEAT, find_published
 from .records import Measure
 from .tables import (
     Cell,
     Row,
     Table,
+    count_seeds,
     make_cell,
     mark_best,
     to_csv,

@@ -243,13 +243,19 @@ class Measure(NamedTuple):
     metric: str
     num_train: int
     num_test: int
+    epochs: int = 0
+    """Epochs that the evaluation trains for; 0 if it trains no network."""
+    against: str = ""
+    """The dataset that it is to be told from, in the protocol ood."""
 
     @classmethod
     def of(cls, row: Record) -> "Measure":
         """Return the quantity that a row of an evaluation is of."""
         names = row["data"], row["protocol"], row["variant"], row["metric"]
         train, test = (int(row.get(name) or 0) for name in ("num_train", "num_test"))
-        return cls(*names, train, test)
+        details = row.get("details") or {}
+        epochs, against = int(details.get("epochs") or 0), str(details.get("against") or "")
+        return cls(*names, train, test, epochs, against)
 
     @property
     def title(self) -> str:

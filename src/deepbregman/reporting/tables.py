@@ -8,7 +8,7 @@ from typing import NamedTuple
 from deepbregman.errors import make_printable
 from deepbregman.files import format_csv
 from deepbregman.runs import Record
-from deepbregman.statistics import Summary, format_signed, summarise
+from deepbregman.statistics import Summary, format_seeds, format_signed, summarise
 from deepbregman.terminal import count_words, format_duration
 
 from .published import CAVEAT, list_published_rows
@@ -268,12 +268,23 @@ def format_value(value: object) -> str:
 
 
 def name_measures(columns: Sequence[Measure]) -> list[str]:
-    """Name quantities, those of one name by the numbers of images as well."""
+    """Name quantities; those of one name by images, epochs or what they are against as well."""
     names = [measure.title for measure in columns]
-    return [
-        name if names.count(name) == 1 else f"{name} [{measure.sizes}]"
-        for name, measure in zip(names, columns, strict=True)
-    ]
+    names = _append(names, [f" [{measure.sizes}]" for measure in columns])
+    names = _append(names, [f" against {m.against}" if m.against else "" for m in columns])
+    return _append(names, [f", {count_words(measure.epochs, 'epoch')}" for measure in columns])
+
+
+def _append(names: Sequence[str], endings: Sequence[str]) -> list[str]:
+    """Append the endings to names that stand twice."""
+    pairs = zip(names, endings, strict=True)
+    return [name if names.count(name) == 1 else name + ending for name, ending in pairs]
+
+
+def count_seeds(rows: Sequence[Row]) -> str:
+    """Write the number of seeds behind rows; where it differs, one seed has no deviation."""
+    cells = [cell for row in rows for cell in row.cells]
+    return format_seeds(cell.summary["n"] for cell in cells if cell.summary and not cell.over)
 
 
 def summarise_measure(group: RunGroup, measure: Measure) -> Cell:
@@ -317,13 +328,14 @@ def tabulate_evaluations(groups: Sequence[RunGroup], prefix: str = "") -> list[T
     """Make a table for each source of data: arms in rows, quantities in columns."""
     tables = []
     found, names = list_measures(groups), name_datasets(groups)
-    num_seeds = [len(group.seeds) for group in groups]
     for data in dict.fromkeys(measure.data for measure in found):
         columns = [measure for measure in found if measure.data == data]
         by_column = []
         for measure in columns:
             cells = [summarise_measure(group, measure) for group in groups]
             more_is_better = measure.metric.lower().startswith(ASCENDING)
+            found_rows = [find_rows(group, measure) for group in groups]
+            num_seeds = [len({run.config.seed for run, _ in rows}) for rows in found_rows]
             by_column.append(mark_best(cells, num_seeds) if more_is_better else cells)
         rows = [
             Row(group.name, tuple(cells), group.place, note=group.size)
@@ -344,6 +356,7 @@ def tabulate_evaluations(groups: Sequence[RunGroup], prefix: str = "") -> list[T
             )
             for row in list_published_rows(groups, columns)
         ]
+        words = "Per cent; mean ± sample deviation over seeds"
         tables.append(
             Table(
                 key=f"{prefix}evaluations-{names[data]}",
@@ -351,7 +364,7 @@ def tabulate_evaluations(groups: Sequence[RunGroup], prefix: str = "") -> list[T
                 corner="arm",
                 columns=tuple(name_measures(columns)),
                 rows=(*rows, *below, *published),
-                caption="Per cent; mean ± sample deviation over seeds"
+                caption=", ".join(filter(None, (words, count_seeds(rows))))
                 + f". {REFERENCE_CAPTION}" * bool(below)
                 + f". {CAVEAT}" * bool(published),
                 details=tuple(measure.sizes for measure in columns),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,14 +21,14 @@ from deepbregman.config import (
     override,
 )
 from deepbregman.errors import UserError, suggest
-from deepbregman.reporting.grid_charts import CONTROLS, MANY_RECIPES
+from deepbregman.reporting.grid_charts import CONTROLS, MANY_RECIPES, OURS
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, join_words
 
 Changes = Mapping[str, Any]
 """Fields of the configuration by their dotted names, and the value of each."""
 EvaluateOn = Literal["test", "holdout"]
 """Images that a study evaluates on: the test images, or a part of the training images."""
-OURS, SIMCLR, ALONE = "with divergence", "SimCLR", "alone"
+SIMCLR, ALONE = "SimCLR", "alone"
 PLUS_DIVERGENCE = "+divergence"
 """Ends the name of an arm that is a recipe with the divergence."""
 WITHOUT, CONTROL, BOTH = "-without", "-control", "-both"
@@ -69,6 +70,11 @@ class Arm:
     """A field. Where it is 0 in the recipe, the arm would change nothing and is left out."""
     supervised: bool = False
     """Whether it trains with labels; such an arm runs only if the user asks for it."""
+
+    @property
+    def folder_name(self) -> str:
+        """The name of its folders, before the seed."""
+        return re.sub(r"[^\w.-]", "_", self.name)
 
 
 @dataclass(frozen=True)
@@ -293,7 +299,9 @@ class Study:
         """List the forms of each recipe: the ending of the name, configuration and series."""
         for recipe, config in configs.items():
             plain = ALONE if self.with_divergence else _name_plain_series(config)
-            yield recipe, "", config, OURS if config.divergence.is_on else plain
+            divergence = config.divergence
+            kind = OURS if divergence.weight else CONTROLS if divergence.is_on else plain
+            yield recipe, "", config, kind
             if self.with_divergence and not config.divergence.is_on:
                 # A recipe of the user's with one view and no teacher cannot have it.
                 with suppress(UserError):

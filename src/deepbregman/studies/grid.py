@@ -66,8 +66,8 @@ def plan_cells(
     for seed in seeds:
         for arm in arms:
             config = override(base, {**arm.changes, "seed": seed})
-            name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', arm.name)}-seed{seed}"
-            trial = trials.setdefault(repr(config), Trial(runs / name, config))
+            trial = Trial(runs / f"{arm.folder_name}-seed{seed}", config)
+            trial = trials.setdefault(repr(config), trial)
             cells.append(GridCell(arm, seed, trial))
     return cells
 

@@ -4,6 +4,7 @@ This file needs no torch, so a wrong request is refused at once.
 """
 
 import dataclasses
+import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,6 +105,12 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
             f"study {study.name} has two arms with the name {twice}, a recipe's and one that the "
             "study makes: rename the file of the recipe, or leave it out"
         )
+    for first, second in itertools.combinations(arms, 2):
+        if first.folder_name.lower() == second.folder_name.lower():
+            raise UserError(
+                f"study {study.name}: the runs of {first.name} and {second.name} would have one "
+                f"folder, {first.folder_name}-seed0: rename the file of one of them"
+            )
     chosen = tuple(arm for arm in study.choose_arms(settings["only"]) if arm in arms)
     if not chosen:
         raise UserError(
@@ -248,7 +255,7 @@ def _build_bases(
     recipes: Sequence[str | None] = settings["recipes"] or [settings["recipe"]]
     if stored:  # it has begun: the folder knows its recipes
         recipes = options.recipes or [options.recipe] * len(names)
-    bases = {}
+    bases: dict[str, Config] = {}
     for name, recipe in zip(names, recipes, strict=True):
         before_arm = stored.get(name)
         config = build_config(recipe, _list_changes(options), before_arm, settings["changes"])
@@ -256,6 +263,8 @@ def _build_bases(
             config = override(config, find_best_rates(options.rates, name, config))
         if settings["evaluate_on"] == "holdout":
             config = hold_out(config)
+        if bases:  # a study has seeds of its own; those of recipes must not tell them apart
+            config = override(config, {"seed": next(iter(bases.values())).seed})
         check_same(before_arm, config, f"study {study.name}" + f", {name}" * bool(study.recipes))
         bases[name] = config
     return bases

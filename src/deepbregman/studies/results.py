@@ -9,7 +9,7 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.files import check_new_folder, now, write_csv, write_json
-from deepbregman.reporting.grid_charts import CONTROLS
+from deepbregman.reporting.grid_charts import CONTROLS, OURS
 from deepbregman.reporting.grid_tables import save_study_tables
 from deepbregman.reporting.screen import (
     draw_main_quantities,
@@ -21,7 +21,7 @@ from deepbregman.runs import Record
 from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
 from deepbregman.terminal import say
 
-from .definition import ALONE, OURS, StudyResult
+from .definition import ALONE, StudyResult
 
 if TYPE_CHECKING:
     from deepbregman.evaluation.results import Predictions  # loads torch, which takes seconds

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from deepbregman.config import Config, override
 from deepbregman.data import Source
-from deepbregman.errors import notify
+from deepbregman.errors import UserError, notify
 from deepbregman.evaluation.inputs import Evaluation, open_labelled
 from deepbregman.evaluation.options import Few, Ood, Options, Semi, Start
 from deepbregman.evaluation.protocols import run_protocols
@@ -37,6 +37,7 @@ from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.paper_tables import save_difference_figure, save_tables
 from deepbregman.runs import Record, Run, collect_provenance, is_complete, is_run
 from deepbregman.statistics import summarise, summarise_pairs
+from deepbregman.terminal import join_words
 from deepbregman.training.devices import device_name, pick_device
 
 from .definition import StudyResult
@@ -202,6 +203,22 @@ class TableQueue(TrialQueue):
                     config = override(trial.config, {"seed": seed})
                     replace(trial, folder=run.path, config=config).open_run()
 
+    def check_other_tuning(self) -> None:
+        """Refuse to tune for other epochs than before: a mean over both would mean little."""
+        if not (self.folder / FILE).is_file():
+            return
+        before = read_json(self.folder / FILE).get("asked", {}).get("tuning_epochs")
+        asked = self.plan.options.tuning_epochs
+        runs = [run for *_, run in _list_runs(self.folder)]
+        found = {row["protocol"] for run in runs for row in run.evaluations()} & set(TRAINING)
+        if before != asked and found:
+            words = "the defaults" if before is None else f"--tuning-epochs {before}"
+            raise UserError(
+                f"--tuning-epochs {'is left out' if asked is None else asked}: {self.folder} has "
+                f"rows of {join_words(sorted(found))} with {words}; give the same, "
+                "or another folder with --out"
+            )
+
     def save(self) -> Record:
         """Write the results of all runs in the folder, also those of earlier commands."""
         with lock(self.folder, "results"):
@@ -241,6 +258,7 @@ def measure_missing(queue: TableQueue, console: Console) -> Record:
 
     queue.count()
     queue.check_other_seeds()
+    queue.check_other_tuning()
     found: list[str] = []
     with console.status("opening the images ..."):
         for trial in queue.waiting:  # they are refused before a folder is made and hours are spent

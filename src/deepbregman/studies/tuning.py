@@ -318,7 +318,7 @@ def write_best(folder: Path, recipe: Config, record: Record) -> None:
     header = (
         f"# {record['recipe']}, searched over {', '.join(record['space'])}.\n"
         f"# Search:   {command}\n"
-        f"# Command:  deepbregman pretrain {path}\n"
+        f"# Command:  deepbregman pretrain {shlex.quote(' '.join(str(path).splitlines()))}\n"
         f"# Expected: {record['objective']} {best['value']:.2f} % on held-out training images of "
         f"{record['data']}, one seed: trial {best['trial']},\n"
         f"#           the best of {record['num_counted']} and so an optimistic value.\n"

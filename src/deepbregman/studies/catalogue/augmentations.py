@@ -1,6 +1,7 @@
 """Accuracy lost as augmentations are removed: the paper's figure."""
 
-from deepbregman.studies.definition import OURS, SIMCLR, Arm, Study
+from deepbregman.reporting.grid_charts import OURS
+from deepbregman.studies.definition import SIMCLR, Arm, Study
 
 COLOUR = ("greyscale", "jitter", "solarise")
 STEPS: tuple[tuple[str, str, tuple[str, ...], str | None], ...] = (

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from itertools import product
 
-from deepbregman.studies.definition import OURS, SIMCLR, Arm, Published, Study, make_arms
+from deepbregman.reporting.grid_charts import OURS
+from deepbregman.studies.definition import SIMCLR, Arm, Published, Study, make_arms
 
 FIELD, VALUES = "divergence.num_subnetworks", (5, 20, 50, 100, 200, 500, 1000)
 DEEP_DIVERGENCE = tuple(

@@ -1,6 +1,7 @@
 """Kernels that turn a divergence into a similarity: the paper's table of psi."""
 
-from deepbregman.studies.definition import OURS, SIMCLR, Arm, Published, Study, make_arms
+from deepbregman.reporting.grid_charts import OURS
+from deepbregman.studies.definition import SIMCLR, Arm, Published, Study, make_arms
 
 STUDY = Study(
     name="psi",

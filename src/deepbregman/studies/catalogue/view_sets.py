@@ -1,6 +1,7 @@
 """An image's views as distributions, against the same views as points."""
 
-from deepbregman.studies.definition import OURS, Arm, Study
+from deepbregman.reporting.grid_charts import OURS
+from deepbregman.studies.definition import Arm, Study
 
 STUDY = Study(
     name="view-sets",
