@@ -230,17 +230,26 @@ def show(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
         tables: As ``measure`` writes them.
     """
     lines = [line for path in tables for line in path.read_text().splitlines()]
-    frame = pd.DataFrame([row for row in map(json.loads, lines) if "linear" in row])
+    rows = [row for row in map(json.loads, lines) if "linear" in row]
+    frame = pd.DataFrame(rows)
+    frame["run"] = [(row.get("draw") or 0, row["config"].get("seed", 0)) for row in rows]
     arms = list(dict.fromkeys(frame["arm"]))
     print(f"| images | length | runs | accuracy | {' | '.join(arms)} | `auto` below the best |")
     print("|---" * (len(arms) + 5) + "|")
     sets = ["data", "images", "length"]
     for (data, images, length), part in frame.groupby(sets, sort=False):
         for metric, title in (("linear", "top-1"), ("balanced", "balanced")):
-            found = part.groupby("arm")[metric].agg(["mean", "count"])
-            words = [f"{found['mean'][arm]:.1f}" if arm in found.index else "-" for arm in arms]
-            behind = found["mean"].max() - found["mean"]["auto"]
-            runs = found["count"]["auto"]
+            found = part.pivot_table(metric, "run", "arm").reindex(columns=arms)
+            runs = found["auto"].count()
+            counts = found.count()
+            words = [
+                f"{found[arm].mean():.1f}" + f" (of {counts[arm]})" * int(counts[arm] != runs)
+                if counts[arm]
+                else "-"
+                for arm in arms
+            ]
+            # Of the draws and seeds that an arm shares with auto.
+            behind = found.sub(found["auto"], axis=0).mean().max()
             start = f"| {data}, {images:,} | {length} | {runs} | {title} |"
             print(start, " | ".join(words), f"| {behind:.1f} |")
 

@@ -684,6 +684,18 @@ def test_rotations_alone_can_be_predicted():
     assert override(Config(), {**off, **on}).rotation is not None
 
 
+def test_what_is_left_out_of_the_views_needs_no_settings():
+    def unused(**views: Any) -> set[str]:
+        config = override(load_recipe("simclr"), {f"views.{k}": v for k, v in views.items()})
+        return {n.removeprefix("views.") for n in config.unused_fields if n.startswith("views.")}
+
+    known = unused(blur=0.5)
+    assert unused(blur=0.5, without=["jitter", "crop"]) - known == {
+        *("jitter", "jitter_probability", "crop_area", "crop_aspect")
+    }
+    assert unused(blur=0.5, without=["blur", "flip"]) - known == {"blur", "blur_sigma", "flip"}
+
+
 def test_a_method_of_ones_own_keeps_its_weak_views_without_a_divergence():
     """Its recipe has a [teacher], which is not used then; the views are the method's, too."""
     changes = {"divergence.weight": 0.0}

@@ -528,6 +528,14 @@ class TestCommand:
         found = features_of(load_encoder(tmp_path / "e.safetensors"), some_images(16))
         assert torch.equal(found, expected)
 
+    def test_an_encoder_of_two_networks(self, short_config, tmp_path, refusal):
+        changes = {"objective.name": "cmc", "encoder.name": "resnet18", "training.epochs": 0}
+        off = {"divergence.weight": 0.0, "views.num_views": 1}
+        run = run_of(tmp_path / "run", override(short_config, {**changes, **off}))
+        for name in ("torchvision", "timm"):
+            wrong = refusal("export", run.path, "--format", name, "--out", tmp_path / "e.pth")
+            assert "of cmc, has one for brightness and one for colours: export it as saf" in wrong
+
     @pytest.mark.parametrize("name", ["e.pth", "e.pth.json"])
     def test_a_file_that_exists_is_kept(self, tmp_path, refusal, name):
         (tmp_path / name).write_text("mine")

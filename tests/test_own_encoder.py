@@ -1,5 +1,6 @@
 """A module of the user's own as encoder: trained, resumed, judged, embedded and loaded again."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,12 @@ def own(seed: int = 3, width: int = 24) -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
     )
+
+
+def computed(module: nn.Module) -> nn.Module:
+    """Hold a tensor that was computed from a parameter, as torch's old weight_norm did."""
+    module.computed = 2.0 * module[0].weight
+    return module
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
@@ -198,6 +205,14 @@ def test_a_module_of_another_structure_is_refused(trained):
         load_encoder(trained.path, encoder=own(width=8))
 
 
+@pytest.mark.parametrize("fill", [-math.inf, torch.finfo(torch.float32).min])
+def test_a_mask_of_infinite_numbers_is_no_divergence(short_config, tmp_path, fill):
+    module = own()
+    module.register_buffer("mask", torch.full((4, 4), fill).triu(1))
+    run = pretrain(short_config, run=tmp_path / "run", encoder=module)
+    assert len(run.metrics()) == short_config.training.epochs
+
+
 def test_a_module_for_a_run_of_a_named_encoder_is_refused(short_run):
     with pytest.raises(UserError, match=r"an encoder was given, but encoder.name is 'small'"):
         load_encoder(short_run.path, encoder=own())
@@ -208,6 +223,9 @@ def test_a_module_for_a_run_of_a_named_encoder_is_refused(short_run):
     [
         (nn.Conv2d(3, 4, 3, padding=1), r"of shape \(2, 4, 16, 16\)"),
         (nn.Sequential(nn.Flatten(), nn.Linear(5, 5)), "fails on images of shape"),
+        (own().half(), "its weights are torch.float16, .* give its .float"),
+        (own().double(), "its weights are torch.float64, .* give its .float"),
+        (computed(own()), "it cannot be copied: Only Tensors created explicitly by the user"),
     ],
 )
 def test_modules_that_are_no_encoders_are_refused_before_the_images_are_read(

@@ -93,6 +93,15 @@ def test_test_wins_over_val(tmp_path, save_picture):
     assert _names(open_source(str(tmp_path), image_size=32))[1] == {"test/a/1.png", "test/b/1.png"}
 
 
+def test_a_test_folder_without_classes_gives_way_to_val(tmp_path, save_picture):
+    """As competitions give them."""
+    for split in ("train", "val"):
+        for label in ("a", "b"):
+            save_picture(tmp_path / split / label / "1.png")
+    save_picture(tmp_path / "test" / "9.png")
+    assert _names(open_source(str(tmp_path), image_size=32))[1] == {"val/a/1.png", "val/b/1.png"}
+
+
 @pytest.mark.parametrize("name", ["train/1.png", "train/images/1.png"])
 def test_unlabelled_training_folder_with_a_labelled_test_folder(tmp_path, save_picture, name):
     save_picture(tmp_path / name)

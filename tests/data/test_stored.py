@@ -29,7 +29,7 @@ from deepbregman.data import (
 from deepbregman.data.checking import check_data
 from deepbregman.data.datasets import has_labels
 from deepbregman.data.shards import TarStore, read_index
-from deepbregman.data.stored import group_by_split, number_labels
+from deepbregman.data.stored import choose_splits, group_by_split, number_labels
 from deepbregman.errors import UserError
 from deepbregman.terminal import ignore_progress
 from deepbregman.training import loop
@@ -38,6 +38,7 @@ CPU = torch.device("cpu")
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (24, 9, 9, 3), dtype=np.uint8)
 LABELS = [index % 3 for index in range(24)]
+DATE = [1, 20231105]
 
 
 def encode(pixels: Any) -> bytes:
@@ -456,7 +457,11 @@ class TestParquet:
         refuse("0 columns may hold images .* of label", label=[1])
         refuse("2 columns may hold images", a=[b"x"], b=[b"y"])
         refuse("a label is None", image=[b"x", b"y"], label=[1, None])
-        refuse("below 0", image=[encode(PIXELS[0])], label=[-1])
+        refuse("-1 is below 0: .* or all of them -1", image=[b"x", b"y"], label=[-1, 0])
+        refuse("a label is nan", image=[b"x", b"y"], label=[float("nan"), 1.0])
+        refuse(
+            "a label is 20231105, of 2 images: .* renumber", image=[b"x"] * 2, label=[1, 20231105]
+        )
         refuse(r"a label is \[1, 2\]: each image has one class", image=[b"x"], label=[[1, 2]])
         refuse(r"image 'train\[0\]': cannot be read .*the row has no bytes", image=[None, b"y"])
         refuse("no row in .*t.parquet", image=arrow.array([], arrow.binary()))
@@ -485,7 +490,7 @@ class TestParquet:
         import pyarrow.parquet as parquet
 
         columns = {"class": [0] * 24, "mask": [b"no image"] * 24, "Image": [*map(encode, PIXELS)]}
-        parquet.write_table(arrow.table({**columns, "label": LABELS}), tmp_path / "all.parquet")
+        parquet.write_table(arrow.table({**columns, "Label": LABELS}), tmp_path / "all.parquet")
         source = open_source(str(tmp_path), image_size=9)
         assert source.classes == ("0", "1", "2")
         assert read_pixels(source, [0]).shape == (1, 9, 9, 3)
@@ -541,15 +546,55 @@ class TestParquet:
 def test_splits_by_the_words_in_names():
     folder = Path("/nowhere")
     files = [Path(name) for name in ("imagenet-train-000.tar", "imagenet-val-000.tar")]
-    assert group_by_split(folder, files) == {"train": files[:1], "test": files[1:]}
+    assert group_by_split(folder, files) == {"train": files[:1], "val": files[1:]}
     capitals = [Path("Train_0.tar"), Path("Validation_0.tar")]
-    assert group_by_split(folder, capitals) == {"train": capitals[:1], "test": capitals[1:]}
+    assert group_by_split(folder, capitals) == {"train": capitals[:1], "val": capitals[1:]}
     both = [*files, Path("imagenet-test-000.tar")]
-    assert group_by_split(folder, both) == {"train": files[:1], "test": both[2:]}
+    parts = {"train": files[:1], "val": files[1:], "test": both[2:]}
+    assert group_by_split(folder, both) == parts
     with pytest.raises(UserError, match="names no split"):
         group_by_split(folder, [Path("train-0.tar"), Path("extra.tar")])
     with pytest.raises(UserError, match="no train"):
         group_by_split(folder, [Path("test-0.tar")])
+
+
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [
+        ({"train": [0, 1]}, {"train": ("train", [0, 1])}),
+        ({"train": [0], "val": [1], "test": [2]}, {"train": ("train", [0]), "test": ("test", [2])}),
+        ({"train": [0], "val": [1]}, {"train": ("train", [0]), "test": ("val", [1])}),
+        # As the hub has ImageNet: the labels of the test split are kept from the public.
+        (
+            {"train": [0], "val": [1], "test": [-1, -1]},
+            {"train": ("train", [0]), "test": ("val", [1])},
+        ),
+        ({"train": [0], "test": ["-1"]}, {"train": ("train", [0]), "test": ("test", None)}),
+        ({"train": [-1], "val": None}, {"train": ("train", None), "test": ("val", None)}),
+    ],
+)
+def test_the_test_split_is_one_with_labels(splits, expected):
+    assert choose_splits(splits) == expected
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_an_unlabelled_test_split_gives_way_to_a_labelled_validation_split(tmp_path, kind):
+    for name, part in (("train", range(18)), ("val", range(18, 22)), ("test", range(22, 24))):
+        labels = [-1 if name == "test" else LABELS[index] for index in part]
+        if kind == "tar":
+            members = {f"{index}.png": encode(PIXELS[index]) for index in part}
+            members |= {f"{i}.cls": str(x).encode() for i, x in zip(part, labels, strict=True)}
+            write_tar(tmp_path / f"{name}-0.tar", dict(sorted(members.items())))
+        else:
+            arrow = pytest.importorskip("pyarrow")
+            import pyarrow.parquet as parquet
+
+            images = [encode(PIXELS[index]) for index in part]
+            table = arrow.table({"image": images, "label": labels})
+            parquet.write_table(table, tmp_path / f"{name}-0.parquet")
+    source = open_source(str(tmp_path), image_size=9)
+    assert source.test.labels.tolist() == [LABELS[index] for index in range(18, 22)]
+    assert read_pixels(source, [0], "test").tolist() == [PIXELS[18].tolist()]
 
 
 def test_labels_by_number_and_by_word():

@@ -45,6 +45,15 @@ def test_nothing_is_lost_when_several_write_at_once(tmp_path, short_config):
     assert run.result() == {"pretrain": {"epoch": 2}, "evaluations": run.evaluations(), **parts}
 
 
+def test_images_of_another_kind_are_told_apart_though_their_folders_have_one_name(
+    tmp_path, short_config
+):
+    run = Run.create(tmp_path / "run", short_config, {})
+    for folder in ("a/test", "b/test", "a/test"):
+        record_rows(run, [{**row("test: cosine", "ood"), "details": {"against": folder}}])
+    assert [kept["details"]["against"] for kept in run.evaluations()] == ["b/test", "a/test"]
+
+
 def test_a_process_killed_while_it_writes_holds_up_nobody(tmp_path, short_config):
     run = Run.create(tmp_path / "run", short_config, {})
     record_rows(run, [row("first")])

@@ -123,6 +123,7 @@ def test_booleans_and_words_and_spaces_between():
         (["divergence.kernel=gaussian,gaussian"], "each once"),
         (["divergence.kernel=gaussian,inverse,gaussian"], "each once"),
         (["seed=0:99"], "keeps to one seed"),
+        (["training.knn_every=1:9"], "training does not depend on it"),
         (["data.holdout=0.1:0.5"], "one set of images"),
         (["views.crop_area=0.1:0.5"], "is a list, and only single values"),
         (["objective.weight=0:1", "divergence.weight=0:1"], "are both 0"),

@@ -306,6 +306,7 @@ def test_arms_of_files_have_the_name_and_the_encoder_of_the_file(few_digits, tmp
         ({"image_size": (8,), "changes": ("data.image_size=4",)}, "--image-size 8 and --set"),
         ({"changes": ("data.source=digits",)}, "--data .* and --set data.source=digits"),
         ({"data": ("a/few.npz", "b/few.npz")}, "--data names few twice"),
+        ({"changes": ("seed=5",)}, "--set seed=5: .* give the first one by --first-seed"),
     ],
 )
 def test_what_is_refused_before_any_work(changes, words, few_digits, tmp_path):

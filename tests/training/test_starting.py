@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from deepbregman.commands.job import Inputs
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe, override, to_toml
 from deepbregman.errors import Notice
+from deepbregman.objectives import OwnParts
 from deepbregman.runs import Run
 from deepbregman.training.notices import find_surprises
 
@@ -106,6 +108,14 @@ def test_a_falling_rate_is_not_stopped(schedule, said):
     assert any("use --optimiser.schedule constant" in line for line in words) == said
 
 
+def test_a_run_whose_health_is_not_measured_is_not_stopped():
+    changes = {"training.stop_when_saturated": True, "optimiser.schedule": "constant"}
+    for every in (0, 1):
+        config = override(load_recipe("digits"), {**changes, "training.health_every": every})
+        words = list(find_surprises(config, num_seen=1000))
+        assert any("whose health is never measured" in line for line in words) == (not every)
+
+
 @pytest.mark.parametrize(
     ("recipe", "changes", "num_seen", "said"),
     [
@@ -116,6 +126,9 @@ def test_a_falling_rate_is_not_stopped(schedule, said):
         ("byol", {"divergence.weight": 1.0}, 2048, True),  # it teaches two views
         ("byol", {"divergence.weight": 1.0}, 2048 + 512, False),
         ("moco-v2plus", {"divergence.weight": 1.0}, 2048 + 512, False),
+        ("moco-v2", {"divergence.weight": 1.0}, 4096, True),  # it teaches one of two views
+        ("moco-v2", {"divergence.weight": 1.0}, 4096 + 512, False),
+        ("instdisc", {"divergence.weight": 1.0}, 4096, True),  # an image has one vector
         ("paper", {}, 1000, False),
     ],
 )
@@ -133,3 +146,19 @@ def test_a_short_run_with_a_large_bank_says_that_it_never_fills(output, recipe, 
     )
     assert "the divergence stays 0" in out
     assert Run(tmp_path / "run").metrics()[-1]["divergence"] == 0.0
+
+
+@pytest.mark.parametrize(("method", "count"), [("supervised", 13), ("simclr", 14)])
+def test_no_image_stands_in_for_one_whose_label_is_learned(
+    method, count, short_config, tmp_path, monkeypatch
+):
+    """Of many files, opening reads the headers alone, and that of this file is whole."""
+    monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 5)
+    photos = save_photos(tmp_path / "train", 7, (40, 40)).parent
+    save_photos(photos / "test", 1, (40, 40))
+    broken = photos / "train" / "cats" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:-2000])
+    changes = {"objective.name": method, "divergence.weight": 0.0, "data.skip_unreadable": True}
+    config = override(short_config, {**changes, "data.source": str(photos)})
+    train = Inputs(OwnParts()).open(config).train
+    assert len(train) == len(train.labels) == count

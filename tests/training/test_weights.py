@@ -13,6 +13,7 @@ from deepbregman.commands.export import export
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
+from deepbregman.method.colours import split_colours
 from deepbregman.method.networks import Encoder, build_encoder
 from deepbregman.objectives import Step, build_step
 from deepbregman.runs import Run
@@ -171,6 +172,20 @@ def test_a_network_is_chosen_by_any_part_of_its_name(resnet, classifier, tmp_pat
     expected = {name: t for name, t in classifier.items() if not name.startswith("fc.")}
     for name in ("encoder_q", "module.encoder_q"):
         assert_equal(trunk_of(start(resnet, f"{path}:{name}")), expected)
+
+
+def test_a_network_of_brightness_sees_it_as_it_did_in_training(short_config, tmp_path):
+    changes = {"objective.name": "cmc", "divergence.weight": 0.0, "views.num_views": 1}
+    run = Run.create(tmp_path / "run", override(short_config, {**changes, "seed": 5}), {})
+    step = build_step(run.config)
+    checkpoints.save(run.last_checkpoint, {**checkpoints.collect_networks(step), "epoch": 2.0})
+    export(run, tmp_path / "cmc.safetensors", format="safetensors")
+    grey = torch.rand(3, 1, 16, 16).expand(3, 3, 16, 16)
+    both = step.objective.encoder.eval()(grey)  # of brightness, then of colours
+    alone = start(short_config, f"{tmp_path / 'cmc.safetensors'}:bright").objective.encoder.eval()
+    trunk = step.objective.encoder.trunk
+    bright, _ = split_colours(grey, trunk.space)
+    torch.testing.assert_close(alone(bright), both[:, : both.shape[1] // 2])
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

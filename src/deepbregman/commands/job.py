@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import Config, override
-from deepbregman.data import Source, typical_side
+from deepbregman.data import Source, typical_side, without_unreadable
 from deepbregman.data.memory import count_cpus
 from deepbregman.data.opening import open_data, select_images, select_labels, split_for_monitor
 from deepbregman.data.own import find_own_side
@@ -55,7 +55,10 @@ class Inputs(NamedTuple):
 
     def open(self, config: Config) -> Source:
         """Open the dataset, in whatever form it is given."""
-        return self.source or open_data(config, own=self.images)
+        source = self.source or open_data(config, own=self.images)
+        if config.objective.needs_labels and config.data.skip_unreadable:
+            source = without_unreadable(source)  # no other may stand in for one that has a label
+        return source
 
 
 def train_run(

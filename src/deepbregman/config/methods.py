@@ -83,6 +83,14 @@ class ObjectiveSettings(Section):
         """Return the side in pixels of the patches that the encoder sees; None if it sees views."""
         return None
 
+    def count_targets(self, num_views: int) -> int:
+        """Count the targets that a method with its own teacher or memory has for each image.
+
+        Args:
+            num_views: views that the teacher sees.
+        """
+        return num_views
+
 
 @dataclass(frozen=True)
 class MomentumSettings(ObjectiveSettings):
@@ -127,6 +135,10 @@ class MemorySettings(ObjectiveSettings):
     """Images of the memory that a batch is compared with, drawn at each step."""
     momentum: Share = 0.5
     """Momentum of the memory: the share of an image's vector that an update keeps."""
+
+    def count_targets(self, num_views: int) -> int:
+        """Count the targets of an image: its vector in the memory."""
+        return 1
 
 
 @dataclass(frozen=True)
@@ -328,6 +340,10 @@ class MoCoSettings(MomentumSettings):
     """Let each view be query and key in turn; false: the first is the query, as in version 2."""
     predictor_hidden: Whole = 0
     """Width of the hidden layer of the queries' predictor; 0 has none."""
+
+    def count_targets(self, num_views: int) -> int:
+        """Count the keys of an image; the first view is a query only, if it is not symmetric."""
+        return num_views if self.symmetric else num_views - 1
 
 
 @dataclass(frozen=True)

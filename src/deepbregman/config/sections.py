@@ -52,6 +52,14 @@ class DataSettings(Section):
     """Leave out images that cannot be read, and count them, instead of stopping."""
 
 
+_FIELDS_OF = {
+    "crop": ("crop_area", "crop_aspect"),
+    "jitter": ("jitter", "jitter_probability"),
+    "blur": ("blur", "blur_sigma"),
+}
+"""Fields of transformations that have not just one, of the same name."""
+
+
 @dataclass(frozen=True)
 class ViewSettings(Section, table="views"):
     """A group of random views of each image."""
@@ -107,6 +115,9 @@ class ViewSettings(Section, table="views"):
             found["jitter"] = f"{self.table}.jitter_probability is 0"
         if not (any(self.blur) if isinstance(self.blur, tuple) else self.blur):
             found["blur_sigma"] = f"{self.table}.blur is 0"
+        for operator in self.without:
+            names = _FIELDS_OF.get(operator, (operator,))
+            found |= dict.fromkeys(names, f"{self.table}.without has {operator!r}")
         return found
 
     def side(self, image_size: int) -> int:

@@ -23,6 +23,7 @@ from deepbregman.data.images import (
     share_pixels,
 )
 from deepbregman.data.npz import NpzReader, open_npz
+from deepbregman.data.stored import limit_classes
 from deepbregman.terminal import ignore_progress
 
 MAP_FROM_BYTES = 1 << 30
@@ -52,7 +53,9 @@ def open_archive(path: Path) -> Source:
     """
     with open_npz(path) as reader:
         train = _read_split(reader, "train")
-        test_name = next((n for n in ("test", "val") if f"{n}_images" in reader.keys), None)
+        tests = [name for name in ("test", "val") if f"{name}_images" in reader.keys]
+        labelled = [name for name in tests if f"{name}_labels" in reader.keys]
+        test_name = next(iter(labelled or tests), None)
         test = None if test_name is None else _read_split(reader, test_name)
         extra = None
         if "unlabelled_images" in reader.keys:
@@ -77,7 +80,7 @@ def _read_class_names(reader: NpzReader, *splits: Split | None) -> tuple[str, ..
     num_classes = int(torch.cat(labels).max()) + 1
     if "class_names" not in reader.keys:
         return tuple(str(label) for label in range(num_classes))
-    return _read_text(reader, "class_names", num_classes, _limit_classes(sum(map(len, labels))))
+    return _read_text(reader, "class_names", num_classes, limit_classes(sum(map(len, labels))))
 
 
 def _read_split(reader: NpzReader, name: str) -> Split:
@@ -164,7 +167,7 @@ def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
         problem = f"has {len(labels)} labels for {num_images} images: give one for each"
     elif labels.min() < 0:
         problem = f"holds {labels.min()}: classes are numbered from 0; renumber them"
-    elif labels.max() >= _limit_classes(num_images):
+    elif labels.max() >= limit_classes(num_images):
         problem = (
             f"holds {labels.max()} for {num_images} images: classes are numbered from 0 without "
             "large gaps; renumber them"
@@ -172,11 +175,6 @@ def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
     if problem is not None:
         raise reader.error(key, problem)
     return torch.from_numpy(labels.astype(np.int64).reshape(-1))
-
-
-def _limit_classes(num_images: int) -> int:
-    """Return the largest plausible number of classes; more are taken for a mistake."""
-    return max(1000, 10 * num_images)
 
 
 def _map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:

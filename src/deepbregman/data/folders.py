@@ -115,8 +115,14 @@ def list_folder(folder: Path) -> Listing:
     trees = [_require_uniform(folder, tree)]
     if _has_splits(folder, tree, names):
         tested = [names[split] for split in ("test", "val") if split in names]
-        parts = [folder / name for name in (names["train"], *tested[:1])]
-        trees = [_require_uniform(part, read_tree(part)) for part in parts]
+        trees = [
+            _require_uniform(folder / name, read_tree(folder / name))
+            for name in (names["train"], *tested[:1])
+        ]
+        if len(tested) == 2 and len(trees[0].groups) > 1 and not trees[1].groups:
+            # A test split without classes, as competitions have it, gives way to one with them.
+            other = _require_uniform(folder / tested[1], read_tree(folder / tested[1]))
+            trees[1] = other if other.groups else trees[1]
     classes = next((tuple(sorted(t.groups)) for t in trees if len(t.groups) > 1), None)
     if len(trees[0].groups) > 1:
         unknown = sorted(set(trees[-1].groups) - set(trees[0].groups))

@@ -7,7 +7,16 @@ Needs no torch.
 from pathlib import Path
 from typing import Any
 
-from deepbregman.data.stored import HUB, LABELS, Store, StoredData, StoredSplit, number_labels
+from deepbregman.data.stored import (
+    HUB,
+    LABELS,
+    Store,
+    StoredData,
+    StoredSplit,
+    choose_splits,
+    find_column,
+    number_labels,
+)
 from deepbregman.errors import UserError, abbreviate
 
 
@@ -49,23 +58,27 @@ def index_dataset(path: Path) -> StoredData:
             f"data.source {str(path)!r}: has the splits {', '.join(splits) or 'none'} and no "
             "train; save it with a split of this name, or give a split to data= in Python"
         )
-    test = next((splits[name] for name in ("test", "validation", "val") if name in splits), None)
-    parts = {"train": train} if test is None else {"train": train, "test": test}
+    kinds = {"train": "train", "test": "test", "validation": "val", "val": "val"}
+    parts = {kinds[name]: split for name, split in splits.items() if name in kinds}
     image = _find_image_column(path, train, datasets)
-    label = next((column for column in LABELS if column in train.column_names), None)
+    label = find_column(LABELS, train.column_names)
     names = getattr(train.features[label], "names", None) if label else None
-    texts = {
-        name: None if label is None else list(part.with_format(None)[label])
-        for name, part in parts.items()
-    }
-    labels, classes = number_labels(texts, names)
+    chosen = choose_splits(
+        {
+            name: None if label is None else list(part.with_format(None)[label])
+            for name, part in parts.items()
+        }
+    )
+    labels, classes = number_labels({role: given for role, (_, given) in chosen.items()}, names)
     encoded = datasets.Image(decode=False)  # Pillow decodes images here as it does files
     made = {
-        name: StoredSplit(
-            HuggingFaceStore(part.select_columns([image]).cast_column(image, encoded), image, name),
-            labels[name],
+        role: StoredSplit(
+            HuggingFaceStore(
+                parts[name].select_columns([image]).cast_column(image, encoded), image, role
+            ),
+            labels[role],
         )
-        for name, part in parts.items()
+        for role, (name, _) in chosen.items()
     }
     return StoredData(path.as_posix().removeprefix(HUB), made, classes)
 

@@ -24,7 +24,7 @@ from deepbregman.data.images import (
     spread_places,
 )
 from deepbregman.data.listings import ensure_test_split, find_median_side, frame_store
-from deepbregman.data.stored import IMAGES, LABELS, Store, number_labels
+from deepbregman.data.stored import IMAGES, LABELS, Store, find_column, number_labels, refuse_gaps
 from deepbregman.errors import UserError, abbreviate
 
 OWN = "custom"
@@ -189,7 +189,9 @@ def own_data(
     made, tested = ensure_test_split(splits["train"], splits.get("test"))
     known = [part.labels for part in (made, tested) if part is not None and part.labels is not None]
     if classes is None and known:
-        classes = [str(label) for label in range(int(torch.cat(known).max()) + 1)]
+        given_labels = torch.cat(known)
+        refuse_gaps(int(given_labels.max()), len(given_labels))
+        classes = [str(label) for label in range(int(given_labels.max()) + 1)]
     return Source(OWN, made, tested, classes=None if classes is None else tuple(classes))
 
 
@@ -271,7 +273,7 @@ def _list_labels(dataset: Any) -> list[Any] | None:
         if found is not None and not callable(found) and len(found) == len(dataset):
             return list(found)
     if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):  # Hugging Face
-        column = next((name for name in LABELS if name in dataset.column_names), None)
+        column = find_column(LABELS, dataset.column_names)
         return None if column is None else list(dataset.with_format(None)[column])
     if type(dataset) is Subset:  # a class of the user's may change the labels
         whole = _list_labels(dataset.dataset)

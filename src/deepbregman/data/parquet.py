@@ -17,6 +17,8 @@ from deepbregman.data.stored import (
     Store,
     StoredData,
     StoredSplit,
+    choose_splits,
+    find_column,
     group_by_split,
     list_parts,
     number_labels,
@@ -59,8 +61,9 @@ def index_parquet(path: Path) -> StoredData:
     _require_room(path, [part for files in groups.values() for part in files])
     read = {name: _read_tables(files, name) for name, files in groups.items()}
     names = next((found for _, _, found in read.values() if found), None)
-    labels, classes = number_labels({name: texts for name, (_, texts, _) in read.items()}, names)
-    splits = {name: StoredSplit(store, labels[name]) for name, (store, _, _) in read.items()}
+    chosen = choose_splits({name: texts for name, (_, texts, _) in read.items()})
+    labels, classes = number_labels({role: given for role, (_, given) in chosen.items()}, names)
+    splits = {role: StoredSplit(read[name][0], labels[role]) for role, (name, _) in chosen.items()}
     return StoredData(path.resolve().stem, splits, classes)
 
 
@@ -122,7 +125,7 @@ def _read_tables(
             table = arrow.parquet.ParquetFile(path)
             schema = table.schema_arrow
             image = _find_image_column(schema, path)
-            label = next((column for column in LABELS if column in schema.names), None)
+            label = find_column(LABELS, schema.names)
             columns = [image] if label is None else [image, label]
             read = table.read(columns=columns, use_threads=False)
         except (OSError, arrow.ArrowException) as error:

@@ -24,6 +24,7 @@ from deepbregman.data.stored import (
     Store,
     StoredData,
     StoredSplit,
+    choose_splits,
     group_by_split,
     list_parts,
     number_labels,
@@ -119,14 +120,17 @@ def index_shards(path: Path) -> StoredData:
     """Index the shards of a folder, or one shard."""
     groups = group_by_split(path, list_parts(path, ".tar"))
     found = {name: read_index(files) for name, files in groups.items()}
-    labels, classes = number_labels(
+    chosen = choose_splits(
         {name: index.labels and _to_labels(index.labels) for name, index in found.items()}
     )
+    labels, classes = number_labels({role: given for role, (_, given) in chosen.items()})
     splits = {
-        name: StoredSplit(
-            TarStore(groups[name], index), labels[name], _name_images(path, groups[name], index)
+        role: StoredSplit(
+            TarStore(groups[name], found[name]),
+            labels[role],
+            _name_images(path, groups[name], found[name]),
         )
-        for name, index in found.items()
+        for role, (name, _) in chosen.items()
     }
     return StoredData(path.resolve().stem, splits, classes)
 

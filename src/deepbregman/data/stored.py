@@ -3,6 +3,7 @@
 ``formats.py`` finds out which of them a dataset is. Needs no torch.
 """
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,6 +16,7 @@ from PIL import Image
 
 from deepbregman.data.folders import SPLIT_WORDS, quote_some
 from deepbregman.errors import UserError, abbreviate
+from deepbregman.terminal import count_words
 
 HUB = "hf:"
 """Begins the name of a dataset of the Hugging Face hub."""
@@ -83,7 +85,7 @@ def list_parts(path: Path, suffix: str) -> list[Path]:
 def group_by_split(path: Path, parts: Sequence[Path]) -> dict[str, list[Path]]:
     """Sort files into train and test by the words in their names, or in those of their folders.
 
-    ``validation`` is the test split where there is no ``test``. Without such words all is train.
+    :func:`choose_splits` says which one is the test split. Without such words all is train.
     """
     groups: dict[str, list[Path]] = {}
     for part in parts:
@@ -102,8 +104,49 @@ def group_by_split(path: Path, parts: Sequence[Path]) -> dict[str, list[Path]]:
             f"data.source {str(path)!r}: has {', '.join(sorted(groups))} but no train; name the "
             "files to train on train-..."
         )
-    test = groups.get("test", groups.get("val"))
-    return {"train": train} | ({} if test is None else {"test": test})
+    return {**groups, "train": train}
+
+
+NO_LABEL = (None, -1, "-1")
+"""Labels of an image without a label, as test splits of benchmarks have them."""
+Labels = Sequence[str | int] | None
+
+
+def choose_splits(splits: Mapping[str, Labels]) -> dict[str, tuple[str, Labels]]:
+    """Return for ``train`` and ``test`` the name of the split and its labels.
+
+    ``val`` is the test split where there is no ``test``, or where only ``val`` has labels.
+    """
+    known = {
+        name: None if labels is None or all(label in NO_LABEL for label in labels) else labels
+        for name, labels in splits.items()
+    }
+    tests = [name for name in ("test", "val") if name in known]
+    labelled = [name for name in tests if known[name] is not None]
+    chosen = {"train": "train"}
+    if tests:
+        chosen["test"] = (labelled or tests)[0]
+    return {role: (name, known[name]) for role, name in chosen.items()}
+
+
+def refuse_gaps(highest: int, num_images: int) -> None:
+    """Refuse class numbers far above the number of images: each number would be a class."""
+    if highest >= limit_classes(num_images):
+        raise UserError(
+            f"a label is {highest}, of {count_words(num_images, 'image')}: classes are numbered "
+            "from 0 without large gaps; renumber them, or give their names as text"
+        )
+
+
+def limit_classes(num_images: int) -> int:
+    """Return the largest plausible number of classes; more are taken for a mistake."""
+    return max(1000, 10 * num_images)
+
+
+def find_column(names: Sequence[str], columns: Sequence[str]) -> str | None:
+    """Return the first of some names that a table has as a column, in any case."""
+    known = {column.lower(): column for column in columns}
+    return next((known[name] for name in names if name in known), None)
 
 
 def number_labels(
@@ -112,7 +155,8 @@ def number_labels(
     """Number the labels of some splits from 0, texts in their order, and name the classes."""
     given = [label for labels in splits.values() if labels is not None for label in labels]
     for label in given:
-        if label is None or not isinstance(label, Hashable):
+        is_nan = isinstance(label, float) and not math.isfinite(label)
+        if label is None or is_nan or not isinstance(label, Hashable):
             raise UserError(
                 f"a label is {abbreviate(label)}: each image has one class, a whole number or a "
                 "word; mend the labels, or leave them out to pretrain without"
@@ -123,8 +167,12 @@ def number_labels(
     if all(isinstance(label, int) for label in known):
         order: dict[str | int, int] = {label: int(label) for label in known}
         if min(order.values()) < 0:
-            raise UserError(f"the label {min(order.values())} is below 0: classes count from 0")
+            raise UserError(
+                f"the label {min(order.values())} is below 0: classes count from 0; give every "
+                "image of a split a label, or all of them -1"
+            )
         count = 1 + max(order.values())
+        refuse_gaps(count - 1, len(given))
         classes = tuple(names or ()) if names and len(names) >= count else None
         classes = classes or tuple(str(number) for number in range(count))
     else:

@@ -52,6 +52,12 @@ def load_to_export(run: Run, format_name: str, encoder: nn.Module | None = None)
             f"{config.objective.name}, cuts them into patches of {model.encoder.patch} px: export "
             "it as safetensors or onnx"
         )
+    if config.objective.colour_space is not None and format_name not in ("safetensors", "onnx"):
+        raise UserError(
+            f"--format {format_name} holds one network, and this run's encoder, of "
+            f"{config.objective.name}, has one for brightness and one for colours: export it as "
+            "safetensors or onnx"
+        )
     name = config.encoder.name
     record = {
         "format": format_name,

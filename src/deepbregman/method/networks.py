@@ -64,7 +64,7 @@ class Encoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Encode images (N, 3, H, W), uint8 in 0..255 or floating point in [0, 1], to (N, d)."""
-        if images.shape[-3] not in (1, 3):
+        if images.ndim not in (3, 4) or images.shape[-3] not in (1, 3):
             raise ValueError(
                 f"images of shape {tuple(images.shape)}: expected (N, 3, H, W); if channels are "
                 "last, give images.permute(0, 3, 1, 2)"
@@ -182,6 +182,9 @@ def measure_width(trunk: nn.Module, image_size: int) -> int:
     If it fails on them, or makes anything but (2, d) of them, that is a ValueError.
     """
     shape = (2, 3, image_size, image_size)
+    kinds = [each.dtype for each in trunk.parameters() if each.is_floating_point()]
+    if odd := [kind for kind in kinds if kind != torch.float32]:
+        raise ValueError(f"its weights are {odd[0]}, and must be torch.float32: give its .float()")
     there = next((parameter.device for parameter in trunk.parameters()), None)
     images = torch.zeros(shape, device=there).contiguous(memory_format=torch.channels_last)
     training = trunk.training

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from deepbregman.config import METHODS, Config, EncoderSettings, ViewSettings
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, first_line
 from deepbregman.method.networks import ColourTrunk, Encoder, build_encoder, measure_width
 from deepbregman.method.views import Views
 
@@ -55,7 +55,7 @@ def build_run_encoder(
         elif trunk is None:
             encoder = build_encoder(name, image_size, config.encoder.stem, *pixels)
         else:
-            own = copy.deepcopy(trunk).cpu()
+            own = _copy(trunk).cpu()
             encoder = Encoder(own, measure_width(own, image_size), *pixels)
     except (ValueError, ImportError) as error:
         what = f"encoder.name is {name!r}" if trunk is None else "the encoder given cannot be used"
@@ -63,6 +63,13 @@ def build_run_encoder(
     encoder.patch = config.objective.patch_side(config.view_size)
     _check_view_sizes(encoder, config)
     return encoder
+
+
+def _copy(trunk: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(trunk)
+    except RuntimeError as error:  # tensors that were computed, as torch's old weight_norm has
+        raise ValueError(f"it cannot be copied: {first_line(error)}") from error
 
 
 def _check_view_sizes(encoder: Encoder, config: Config) -> None:

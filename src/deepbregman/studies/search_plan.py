@@ -18,7 +18,7 @@ from deepbregman.data.datasets import check_source, find_source
 from deepbregman.errors import UserError, suggest
 from deepbregman.files import check_can_be_folder, list_names
 from deepbregman.reporting.charts import FIGURE_KINDS
-from deepbregman.runs import Record
+from deepbregman.runs import CHANGEABLE, Record
 
 from .definition import (
     Changes,
@@ -152,6 +152,11 @@ def _find_type(name: str, base: Config) -> Any:
         raise UserError(
             f"--space {name}: a search keeps to one seed and one set of images, or its trials "
             "could not be compared; set it with --set instead"
+        )
+    if name in CHANGEABLE:
+        raise UserError(
+            f"--space {name}: training does not depend on it, and every trial would train the "
+            "same; set it with --set instead"
         )
     known = [field for field in fields_of(base) if "." in field]
     if name not in known:

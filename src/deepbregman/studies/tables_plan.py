@@ -146,6 +146,11 @@ def plan_tables(options: TableOptions) -> TablePlan:
             image_size=_select(options.image_size, place),
             epochs=_select(options.epochs, place),
         )
+        if "seed" in given:
+            raise UserError(
+                f"--set seed={given['seed']}: the runs have seeds of their own; give the first one "
+                "by --first-seed"
+            )
         given.setdefault("data.image_size", min(LARGEST_SIDE, typical_side(data)))
         for name, arm in zip(arms, options.arms, strict=True):
             configs[name, data] = build_arm(arm, given)

@@ -224,6 +224,12 @@ class Guard:
         # For each loss, how many steps its running sum has been finite.
         self._finite = torch.zeros(len(term_names), dtype=torch.int64, device=fabric.device)
         self._buffers: list[Tensor] = []
+        # A mask of the user's may hold the infinite from the start.
+        self._odd_buffers = {
+            name
+            for name, buffer in step.named_buffers()
+            if buffer.is_floating_point() and not torch.linalg.vector_norm(buffer).isfinite()
+        }
 
     def start_counting(self, step: int) -> None:
         """Count finite steps from this one on."""
@@ -277,7 +283,8 @@ class Guard:
             raise Diverged(
                 f"the loss is not finite from step {finite + 1} on{where}: {self._advice(finite)}"
             )
-        tensors = list(self.module.state_dict().values())
+        state = self.module.state_dict()
+        tensors = [tensor for name, tensor in state.items() if name not in self._odd_buffers]
         for moments in self.optimiser.state.values():
             tensors += [value for value in moments.values() if isinstance(value, Tensor)]
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]

@@ -45,16 +45,22 @@ def find_surprises(config: Config, num_seen: int) -> Iterator[str]:
         )
     divergence = config.divergence
     if divergence.is_on and divergence.source == "bank":
-        seen_by_teacher = config.view_groups.get("weak_views", config.views)
+        views = config.view_groups.get("weak_views", config.views).num_views
+        per_image = views if config.teacher else config.objective.count_targets(views)
         # The targets of a batch come into the bank after its loss.
-        targets = seen_by_teacher.num_views * (num_seen - config.training.batch_size)
+        targets = per_image * (num_seen - config.training.batch_size)
         if num_seen > 0 and targets < divergence.num_subnetworks:
             yield (
                 f"warning: the divergence stays 0: it counts once the bank is full of "
                 f"{divergence.num_subnetworks:,} embeddings, and the run ends before; train longer "
                 "or lower divergence.num_subnetworks"
             )
-    if config.training.stop_when_saturated and config.optimiser.schedule != "constant":
+    if config.training.stop_when_saturated and not config.training.health_every:
+        yield (
+            "warning: --stop-when-saturated does not stop a run whose health is never measured; "
+            "set training.health_every to 1 or more"
+        )
+    elif config.training.stop_when_saturated and config.optimiser.schedule != "constant":
         yield (
             "note: --stop-when-saturated does not stop a run whose learning rate falls, since much "
             "is gained then; to stop early, use --optimiser.schedule constant"

@@ -199,6 +199,10 @@ def _read_path(path: Path) -> StartingWeights:
     return _read_checkpoint(path) if is_checkpoint else _read_torch_file(path)
 
 
+COLOUR_PIXELS = (torch.full((3,), 0.5), torch.full((3,), 0.25))
+"""Mean and deviation by which the two networks of a :class:`ColourTrunk` get their pixels."""
+
+
 def _select_network(whole: StartingWeights, part: str) -> StartingWeights:
     """Keep tensors with this part in their names; a file may hold a student and a teacher."""
     trunk = {name: t for name, t in whole.trunk.items() if f".{part}." in f".{name}"}
@@ -208,7 +212,10 @@ def _select_network(whole: StartingWeights, part: str) -> StartingWeights:
             f"encoder.weights: {whole.origin} holds no {part}, but {', '.join(names)}: name one of "
             f"these, or give {whole.origin} alone"
         )
-    return replace(whole, trunk=trunk, record={"from": f"{whole.origin}:{part}"})
+    pixels = whole.pixels
+    if any(name.startswith(("bright.", "colour.")) for name in whole.trunk):
+        pixels = COLOUR_PIXELS  # the whole takes pixels as they are, and scales them for its parts
+    return replace(whole, trunk=trunk, record={"from": f"{whole.origin}:{part}"}, pixels=pixels)
 
 
 def _read_checkpoint(path: Path) -> StartingWeights:
