@@ -486,10 +486,6 @@ class TestErrors:
             (["embed", "nowhere", "--out", "features.csv"], ["features.csv", ".npz"]),
             (["recipes", "digit"], ["'digit'", "did you mean 'digits'"]),
             (["pretrain", "digits", "--seed", "5000000000"], ["seed is 5000000000", "2^32"]),
-            (
-                ["tune", "digits", "--space", "a.b=1:2", "--space", "c.d=1:2", "--trials", "1"],
-                ["--space is given 2 times: write it once, with its value, or with all its values"],
-            ),
             (["search", "run", "--seed=-1", "--query", "x"], ["seed is -1"]),
             (["pretrain", "digits", "--run", "r\udcff"], ["its name is not valid Unicode"]),
             (  # no picture takes the place of :100:
@@ -763,6 +759,16 @@ def test_errors_show_no_password(refusal):
     errors = refusal("postgresql://me:geheim@host/database")
     assert "***@host" in errors
     assert "geheim" not in errors
+
+
+def test_the_values_of_an_option_that_stands_twice_count_all(refusal, output, copied_run):
+    words = ("tune", "digits", "--space", "divergence.sigma=1:2", "--trials", 1, "--space=a.b=1:2")
+    assert "--space a.b: there is no such field" in refusal(*words)
+    assert "--space c.d: there is no such" in refusal(*words[:2], "--space", "c.d=1:2", *words[2:])
+    twice = ("--protocol", "cluster", "--protocol", "knn", "--seeds", 1, "--seeds", 2)
+    output("evaluate", copied_run.path, *twice)
+    found = {(row["protocol"], row["n"]) for row in copied_run.evaluations()}
+    assert found == {("cluster", 2), ("knn", 1)}  # of an option with one value the last one counts
 
 
 def test_until_work_is_reported_a_bar_says_that_the_program_loads():

@@ -50,15 +50,7 @@ from .launching import (
     require_one_process,
     take_as_ctrl_c,
 )
-from .terminal import (
-    count_words,
-    open_lasting_console,
-    print_choices,
-    print_note,
-    progress_bars,
-    say,
-    silence,
-)
+from .terminal import open_lasting_console, print_choices, print_note, progress_bars, say, silence
 
 PROGRAM = "deepbregman"
 COMMANDS = (
@@ -117,23 +109,22 @@ def _run_command(command: str, words: list[str]) -> None:
         program, function, words = f"{program} {words[0]}", subcommands[words[0]], words[1:]
     elif hasattr(module, "choose"):
         function, program, words = module.choose(words)
-    _refuse_repeated(words)
     if {"-h", "--help"} & set(words):  # tyro would not wrap it
         console = _open_help()
         console.print(_describe(function), highlight=False, markup=False, end="\n\n")
     parse = functools.partial(
         tyro.cli,
         _for_command_line(function, module),
-        args=words,
         prog=program,
         description="",
         console_outputs=is_first_of_machine(),
         registry=TYRO_RULES,
     )
-    start, unknown = parse(return_unknown_args=True)
+    words = _join_repeated(words, parse)
+    start, unknown = parse(args=words, return_unknown_args=True)
     _refuse_fields(function, unknown)
     if any(word.startswith("-") for word in unknown):
-        parse()  # refuses them, and names options that are like them
+        parse(args=words)  # refuses them, and names options that are like them
     if unknown:
         raise UserError(
             f"{unknown[0]!r} belongs to no option: write the name of its option before it, put a "
@@ -142,15 +133,32 @@ def _run_command(command: str, words: list[str]) -> None:
     start()
 
 
-def _refuse_repeated(words: list[str]) -> None:
-    """Refuse an option that stands twice: only the values after the last one would count."""
-    names = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(
-                f"{name} is given {count_words(names.count(name), 'time')}: write it once, with "
-                "its value, or with all its values one after the other if it takes several"
-            )
+def _join_repeated(words: list[str], parse: Callable[..., Any]) -> list[str]:
+    """Join the values of an option that stands twice, if it takes several.
+
+    Otherwise only those after the last one would count, in silence. Of an option that takes one
+    value the last one counts, so that a script may add to a command.
+    """
+    parts: list[list[str]] = [[]]  # each option with what follows it
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word.startswith("--"):
+            parts.append([name.replace("_", "-"), *([value] if equals else [])])
+        else:
+            parts[-1].append(word)
+    names = [part[0] for part in parts[1:]]
+    repeated = dict.fromkeys(name for name in names if names.count(name) > 1)
+    if not repeated:
+        return words
+    for name in repeated:
+        values = [value for part in parts[1:] if part[0] == name for value in part[1:]]
+        first = 1 + [part[0] for part in parts[1:]].index(name)
+        rest = [part for part in parts[first:] if part[0] != name]
+        joined = [*parts[:first], [name, *values], *rest]
+        _, unknown = parse(args=list(itertools.chain(*joined)), return_unknown_args=True)
+        if not unknown:
+            parts = joined
+    return list(itertools.chain(*parts))
 
 
 def _refuse_fields(function: Callable[..., Any], unknown: list[str]) -> None:

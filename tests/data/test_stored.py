@@ -602,6 +602,10 @@ def test_labels_by_number_and_by_word():
     first, second = numbers.values()
     assert (first.tolist(), second, classes) == ([2, 0], None, ("0", "1", "2"))
     assert number_labels({"train": [2, 0]}, ["a", "b"])[1] == ("0", "1", "2")  # too few names
+    names = [f"n{number}" for number in range(21841)]
+    assert number_labels({"train": [20000]}, names)[1] == tuple(names)  # a sample of many classes
+    with pytest.raises(UserError, match="a label is 20000, of 1 image: "):
+        number_labels({"train": [20000]})
     numbers, classes = number_labels({"train": ["b", "a"], "test": ["b"]})
     first, second = numbers.values()
     assert classes == ("a", "b")

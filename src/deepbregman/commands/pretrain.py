@@ -137,7 +137,8 @@ def pretrain(
         check_dataset(config)
     number = _count_processes(devices, accelerator)
     if must_start_processes(number, nodes):
-        _start_processes(number or 1, nodes or 1, folder, ["--run", str(folder)])
+        named = [] if run is not None else ["--run", str(folder)]
+        _start_processes(number or 1, nodes or 1, folder, named)
     if is_run(folder) and find_process().processes == 1:  # answered before torch is loaded
         there = read_settings(folder, config, request)
         if is_complete(Run(folder)):

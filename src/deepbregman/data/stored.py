@@ -172,8 +172,9 @@ def number_labels(
                 "image of a split a label, or all of them -1"
             )
         count = 1 + max(order.values())
-        refuse_gaps(count - 1, len(given))
         classes = tuple(names or ()) if names and len(names) >= count else None
+        if classes is None:
+            refuse_gaps(count - 1, len(given))
         classes = classes or tuple(str(number) for number in range(count))
     else:
         classes = tuple(sorted(map(str, known)))
