@@ -1116,6 +1116,26 @@ def test_the_search_for_sigma_and_lambda_is_the_committed_record():
     assert (said + "{:.1f}").format(found["paper-without"], found["paper"]) in page
 
 
+def test_what_is_said_of_100_classes_is_the_committed_record():
+    page, found = " ".join(" ".join(plain_results()).split()), {}
+    for arm, seed in (("simclr", 0), ("simclr", 1), ("best-control", 0), ("best", 0)):
+        rows = load(f"studies/tables-cpu/runs/{arm}-tiny10k-seed{seed}/result.json")["evaluations"]
+        found[arm, seed] = {row["variant"]: row for row in rows if row["metric"] == "top1"}
+    values = {arm: rows["linear, noise 1"]["value"] for arm, rows in found.items()}
+    said = "linear accuracy is {:.1f} for the control, {:.1f} for `best`, and {:.1f} and {:.1f} for"
+    order = (("best-control", 0), ("best", 0), ("simclr", 0), ("simclr", 1))
+    assert said.format(*(values[arm] for arm in order)) in page
+    kinds = [f"{kind} {strength}" for kind in ("noise", "JPEG") for strength in (1, 2, 3)]
+    for kind in (*kinds, "blur 2", "blur 3"):
+        known = [found[arm][f"linear, {kind}"]["value"] for arm in order]
+        assert known[0] > known[1] > max(known[2:]), kind
+    for kind in ("contrast 1", "contrast 2", "contrast 3"):
+        known = [found[arm][f"linear, {kind}"]["value"] for arm in order]
+        assert known[2] > max(known[:2]), kind
+    pixels = found["best", 0]["cached features"]["raw_pixels"]
+    assert f"Raw pixels have {pixels:.1f} linear" in page
+
+
 def test_what_is_lost_without_augmentations_is_the_committed_record():
     record = load("studies/augmentations-cpu/results.json")
     arms = {arm["arm"]: show_spread(arm["metrics"][METRICS[0]]) for arm in record["arms"]}
