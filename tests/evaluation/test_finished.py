@@ -91,7 +91,7 @@ def options_of(protocol: str, data: str) -> Options:
         "data": data,
         "epochs": 2,
         "seeds": 2,
-        "semi": Semi(labels=(0.1,)),
+        **({"semi": Semi(labels=(0.1,))} if protocol == "semi" else {}),
     }
 
 

@@ -66,6 +66,11 @@ def build_run_encoder(
 
 
 def _copy(trunk: nn.Module) -> nn.Module:
+    """Copy a module of the user's; refuse one that training cannot use."""
+    wanted = torch.get_default_dtype()
+    kinds = [each.dtype for each in trunk.parameters() if each.is_floating_point()]
+    if odd := [kind for kind in kinds if kind != wanted]:
+        raise ValueError(f"its weights are {odd[0]}, and must be {wanted}: give its .to({wanted})")
     try:
         return copy.deepcopy(trunk)
     except RuntimeError as error:  # tensors that were computed, as torch's old weight_norm has
