@@ -63,6 +63,21 @@ def test_a_saved_dataset_is_recognised_by_its_folder(saved):
 
 
 @slow
+def test_the_hub_s_test_split_without_labels_gives_way_to_validation(datasets, tmp_path):
+    """As the hub has ImageNet."""
+    hidden = make(datasets, range(6, 8)).map(lambda row: {**row, "label": -1})
+    parts = {"train": range(4), "validation": range(4, 6)}
+    splits = {name: make(datasets, part) for name, part in parts.items()}
+    datasets.DatasetDict({**splits, "test": hidden}).save_to_disk(str(tmp_path / "saved"))
+    source = open_source(str(tmp_path / "saved"), image_size=8)
+    assert source.test.labels.tolist() == [0, 1]
+    assert source.train.labels.tolist() == [0, 1, 0, 1]
+    batches = open_batches(source.test.images, torch.device("cpu"), resident="no", num_workers=0)
+    (batch,) = batches.iterate(torch.tensor([0, 1]), 2)
+    assert (batch.images.permute(0, 2, 3, 1).numpy() == PIXELS[4:6]).all()
+
+
+@slow
 def test_a_folder_of_tables_by_the_library(datasets, tmp_path, monkeypatch):
     (tmp_path / "tables").mkdir()
     make(datasets, range(6)).to_parquet(str(tmp_path / "tables" / "train-0.parquet"))
