@@ -696,6 +696,20 @@ def test_what_is_left_out_of_the_views_needs_no_settings():
     assert unused(blur=0.5, without=["blur", "flip"]) - known == {"blur", "blur_sigma", "flip"}
 
 
+@pytest.mark.parametrize(
+    ("recipe", "changes", "unused"),
+    [
+        ("simclr", {"divergence.weight": 1.0, "objective.weight": 0.0}, "objective.temperature"),
+        ("swav", {"objective.queue": 0}, "objective.queue_from"),
+    ],
+)
+def test_what_a_method_does_not_use_is_told(recipe, changes, unused):
+    base = load_recipe(recipe)
+    full = override(base, {"objective.queue": 3840} if recipe == "swav" else {})
+    assert unused not in full.unused_fields
+    assert unused in override(base, changes).unused_fields
+
+
 def test_a_method_of_ones_own_keeps_its_weak_views_without_a_divergence():
     """Its recipe has a [teacher], which is not used then; the views are the method's, too."""
     changes = {"divergence.weight": 0.0}

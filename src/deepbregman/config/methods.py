@@ -422,6 +422,12 @@ class SimCLRSettings(ObjectiveSettings):
     """How an image's views are compared: each with each other (none), the mean of the first half
     with that of the second (halves), or each with the mean of the others (rest)."""
 
+    @property
+    def unused_fields(self) -> dict[str, str]:
+        """Fields that training does not use with these settings, and why."""
+        names = ("loss", "temperature", "sets") if self.weight == 0.0 else ()
+        return dict.fromkeys(names, "objective.weight is 0")
+
 
 @dataclass(frozen=True)
 class SimSiamSettings(ObjectiveSettings):
@@ -492,6 +498,11 @@ class SwAVSettings(ObjectiveSettings):
     """Share of training after which the queue is used."""
     freeze_prototypes: Share = 0.002
     """Share of training during which the prototypes stay as they are."""
+
+    @property
+    def unused_fields(self) -> dict[str, str]:
+        """Fields that training does not use with these settings, and why."""
+        return {} if self.queue else {"queue_from": "objective.queue is 0"}
 
     @property
     def depends_on_length(self) -> bool:
