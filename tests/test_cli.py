@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from deepbregman import load_encoder, pretrain, terminal
+from deepbregman import cli, load_encoder, pretrain, terminal
 from deepbregman.cli import COMMANDS, main
 from deepbregman.config import override, recipes, to_toml
 from deepbregman.runs import Run
@@ -765,10 +765,26 @@ def test_the_values_of_an_option_that_stands_twice_count_all(refusal, output, co
     words = ("tune", "digits", "--space", "divergence.sigma=1:2", "--trials", 1, "--space=a.b=1:2")
     assert "--space a.b: there is no such field" in refusal(*words)
     assert "--space c.d: there is no such" in refusal(*words[:2], "--space", "c.d=1:2", *words[2:])
-    twice = ("--protocol", "cluster", "--protocol", "knn", "--seeds", 1, "--seeds", 2)
+    twice = ("--protocol", "cluster", "--protocol=knn", "--seeds", 1, "--seeds", 2)
     output("evaluate", copied_run.path, *twice)
     found = {(row["protocol"], row["n"]) for row in copied_run.evaluations()}
     assert found == {("cluster", 2), ("knn", 1)}  # of an option with one value the last one counts
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--set a=1 b=2 --epochs 3 --set=c=3 d", "--set a=1 b=2 c=3 d --epochs 3"),
+        ("x --space a --space b --space c", "x --space a b c"),
+        ("--out x --out y a b", "--out x --out y a b"),  # the last one counts
+        ("--views.blur 0.1 --views.blur 0.2", "--views.blur 0.1 --views.blur 0.2"),
+        ("--epochs 3 --epochs 5", "--epochs 3 --epochs 5"),
+        ("digits --set a=1 --train", "digits --set a=1 --train"),
+        ("", ""),
+    ],
+)
+def test_parts_of_a_list_are_joined(words, expected):
+    assert cli._join_repeated(words.split()) == expected.split()
 
 
 def test_until_work_is_reported_a_bar_says_that_the_program_loads():

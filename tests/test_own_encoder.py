@@ -208,7 +208,9 @@ def test_a_module_of_another_structure_is_refused(trained):
 @pytest.mark.parametrize("fill", [-math.inf, torch.finfo(torch.float32).min])
 def test_a_mask_of_infinite_numbers_is_no_divergence(short_config, tmp_path, fill):
     module = own()
-    module.register_buffer("mask", torch.full((4, 4), fill).triu(1))
+    mask = torch.full((4, 4), fill).triu(1)
+    for place in (0, 2):  # as all layers of a transformer share one
+        module[place].register_buffer("mask", mask)
     run = pretrain(short_config, run=tmp_path / "run", encoder=module)
     assert len(run.metrics()) == short_config.training.epochs
 

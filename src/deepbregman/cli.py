@@ -57,6 +57,11 @@ COMMANDS = (
     *("quickstart", "pretrain", "evaluate", "embed", "export", "search", "cluster", "label"),
     *("duplicates", "explore", "data", "study", "tune", "report", "recipes", "bench"),
 )
+LISTS = (
+    *("--set", "--space", "--query", "--protocol", "--protocols", "--recipes", "--arms"),
+    *("--only", "--values", "--runs", "--rates"),
+)
+"""Options of several values that may be given in parts, as other programs take them."""
 IN_ONE_PROCESS = ("evaluate", "embed", "search", "cluster", "label", "duplicates", "explore")
 """Commands that use several GPUs from one process."""
 
@@ -120,7 +125,7 @@ def _run_command(command: str, words: list[str]) -> None:
         console_outputs=is_first_of_machine(),
         registry=TYRO_RULES,
     )
-    words = _join_repeated(words, parse)
+    words = _join_repeated(words)
     start, unknown = parse(args=words, return_unknown_args=True)
     _refuse_fields(function, unknown)
     if any(word.startswith("-") for word in unknown):
@@ -133,32 +138,27 @@ def _run_command(command: str, words: list[str]) -> None:
     start()
 
 
-def _join_repeated(words: list[str], parse: Callable[..., Any]) -> list[str]:
-    """Join the values of an option that stands twice, if it takes several.
+def _join_repeated(words: list[str]) -> list[str]:
+    """Join the values of a list that is given in several parts: only the last part would count.
 
-    Otherwise only those after the last one would count, in silence. Of an option that takes one
-    value the last one counts, so that a script may add to a command.
+    Of any other option the last one counts, so that a script may add to a command.
     """
     parts: list[list[str]] = [[]]  # each option with what follows it
     for word in words:
         name, equals, value = word.partition("=")
-        if word.startswith("--"):
-            parts.append([name.replace("_", "-"), *([value] if equals else [])])
+        if name in LISTS and any(part[0] == name for part in parts[1:]):
+            first = next(part for part in parts[1:] if part[0] == name)
+            parts.append(first)
+            first += [value] if equals else []
+        elif word.startswith("--"):
+            parts.append([name, *([value] if equals else [])] if name in LISTS else [word])
         else:
             parts[-1].append(word)
-    names = [part[0] for part in parts[1:]]
-    repeated = dict.fromkeys(name for name in names if names.count(name) > 1)
-    if not repeated:
-        return words
-    for name in repeated:
-        values = [value for part in parts[1:] if part[0] == name for value in part[1:]]
-        first = 1 + [part[0] for part in parts[1:]].index(name)
-        rest = [part for part in parts[first:] if part[0] != name]
-        joined = [*parts[:first], [name, *values], *rest]
-        _, unknown = parse(args=list(itertools.chain(*joined)), return_unknown_args=True)
-        if not unknown:
-            parts = joined
-    return list(itertools.chain(*parts))
+    known: list[list[str]] = []
+    for part in parts:
+        if not any(part is each for each in known):
+            known.append(part)
+    return list(itertools.chain(*known))
 
 
 def _refuse_fields(function: Callable[..., Any], unknown: list[str]) -> None:

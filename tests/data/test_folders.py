@@ -93,13 +93,21 @@ def test_test_wins_over_val(tmp_path, save_picture):
     assert _names(open_source(str(tmp_path), image_size=32))[1] == {"test/a/1.png", "test/b/1.png"}
 
 
-def test_a_test_folder_without_classes_gives_way_to_val(tmp_path, save_picture):
+@pytest.mark.parametrize("at", ["9.png", "unknown/9.png"])
+def test_a_test_folder_without_classes_gives_way_to_val(tmp_path, save_picture, at):
     """As competitions give them."""
     for split in ("train", "val"):
         for label in ("a", "b"):
             save_picture(tmp_path / split / label / "1.png")
-    save_picture(tmp_path / "test" / "9.png")
+    save_picture(tmp_path / "test" / at)
     assert _names(open_source(str(tmp_path), image_size=32))[1] == {"val/a/1.png", "val/b/1.png"}
+
+
+@pytest.mark.parametrize("odd", ["val/z/1.png", "val/1.png"])
+def test_a_val_folder_that_does_not_fit_is_left_alone(tmp_path, save_picture, odd):
+    for path in ("train/a/1.png", "train/b/1.png", "val/a/1.png", odd, "test/9.png"):
+        save_picture(tmp_path / path)
+    assert _names(open_source(str(tmp_path), image_size=32))[1] == {"test/9.png"}
 
 
 @pytest.mark.parametrize("name", ["train/1.png", "train/images/1.png"])

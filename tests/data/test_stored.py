@@ -29,7 +29,14 @@ from deepbregman.data import (
 from deepbregman.data.checking import check_data
 from deepbregman.data.datasets import has_labels
 from deepbregman.data.shards import TarStore, read_index
-from deepbregman.data.stored import choose_splits, group_by_split, number_labels
+from deepbregman.data.stored import LABELS as LABEL_NAMES
+from deepbregman.data.stored import (
+    choose_splits,
+    find_column,
+    group_by_split,
+    number_labels,
+    read_splits,
+)
 from deepbregman.errors import UserError
 from deepbregman.terminal import ignore_progress
 from deepbregman.training import loop
@@ -575,6 +582,22 @@ def test_splits_by_the_words_in_names():
 )
 def test_the_test_split_is_one_with_labels(splits, expected):
     assert choose_splits(splits) == expected
+
+
+def test_columns_are_found_in_any_case_and_as_they_are_written_first():
+    assert find_column(LABEL_NAMES, ["image", "Label", "label"]) == "label"
+    assert find_column(LABEL_NAMES, ["label", "Label"]) == "label"
+    assert find_column(LABEL_NAMES, ["Image", "TARGET"]) == "TARGET"
+    assert find_column(LABEL_NAMES, ["image"]) is None
+
+
+def test_a_validation_split_is_read_only_where_it_may_be_used():
+    parts: dict[str, list[str | int] | None] = {"train": [0], "val": [1], "test": [2]}
+    for test, read in (([2], {"train", "test"}), (None, {*parts}), ([-1], {*parts})):
+        known = {**parts, "test": test}
+        assert read_splits(known, known.__getitem__, lambda labels: labels).keys() == read
+    without = read_splits({"train", "val"}, parts.__getitem__, lambda labels: labels)
+    assert without.keys() == {"train", "val"}
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])

@@ -626,8 +626,12 @@ def test_transfer_and_training_from_scratch(few_digits, uneven, tmp_path, monkey
     assert "from few: fine-tuned, top-1" in (tmp_path / "tables" / "tables.md").read_text()
     # A mean over runs that were tuned for other lengths would mean little.
     for epochs, words in ((3, "--tuning-epochs 3"), (None, "--tuning-epochs is left out")):
-        with pytest.raises(UserError, match=f"{words}: .* rows of supervised and transfer with"):
+        with pytest.raises(UserError, match=f"{words}: .* supervised and transfer were measured"):
             tables(study=TableOptions(**{**asked, "seeds": 2, "tuning_epochs": epochs}))
+    more = {**asked, "protocols": ("knn",), "tuning_epochs": None}  # nothing is tuned
+    queue = TableQueue(plan_tables(TableOptions(**more)))
+    queue.check_other_tuning()
+    tables_module._begin(queue.plan, "cpu")
     assert json.loads((tmp_path / "tables/tables.json").read_text())["asked"]["tuning_epochs"] == 1
 
 

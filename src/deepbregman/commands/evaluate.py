@@ -166,7 +166,7 @@ def _refuse_unused(options: Options) -> None:
                 raise UserError(
                     f"--{prefix}{field.name.replace('_', '-')} is used by "
                     f"{join_words(protocols)} only, and the protocols here are "
-                    f"{join_words(options.protocols)}: name it with --protocol, or leave the "
+                    f"{join_words(options.protocols)}: add one to --protocol, or leave the "
                     "option out"
                 )
 

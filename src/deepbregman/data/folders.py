@@ -119,10 +119,12 @@ def list_folder(folder: Path) -> Listing:
             _require_uniform(folder / name, read_tree(folder / name))
             for name in (names["train"], *tested[:1])
         ]
-        if len(tested) == 2 and len(trees[0].groups) > 1 and not trees[1].groups:
+        known = set(trees[0].groups)
+        if len(tested) == 2 and len(known) > 1 and not known & set(trees[1].groups):
             # A test split without classes, as competitions have it, gives way to one with them.
-            other = _require_uniform(folder / tested[1], read_tree(folder / tested[1]))
-            trees[1] = other if other.groups else trees[1]
+            other = read_tree(folder / tested[1])
+            if other.groups and not other.here and set(other.groups) <= known:
+                trees[1] = other
     classes = next((tuple(sorted(t.groups)) for t in trees if len(t.groups) > 1), None)
     if len(trees[0].groups) > 1:
         unknown = sorted(set(trees[-1].groups) - set(trees[0].groups))

@@ -16,6 +16,7 @@ from deepbregman.data.stored import (
     choose_splits,
     find_column,
     number_labels,
+    read_splits,
 )
 from deepbregman.errors import UserError, abbreviate
 
@@ -63,12 +64,12 @@ def index_dataset(path: Path) -> StoredData:
     image = _find_image_column(path, train, datasets)
     label = find_column(LABELS, train.column_names)
     names = getattr(train.features[label], "names", None) if label else None
-    chosen = choose_splits(
-        {
-            name: None if label is None else list(part.with_format(None)[label])
-            for name, part in parts.items()
-        }
+    texts = read_splits(
+        parts,
+        lambda name: None if label is None else list(parts[name].with_format(None)[label]),
+        lambda found: found,
     )
+    chosen = choose_splits(texts)
     labels, classes = number_labels({role: given for role, (_, given) in chosen.items()}, names)
     encoded = datasets.Image(decode=False)  # Pillow decodes images here as it does files
     made = {

@@ -90,7 +90,7 @@ def _check_classes(tree: Tree, where: str) -> None:
     if tree.groups and tree.here:
         raise UserError(
             f"{where}: {count_words(len(tree.here), 'image')} ({quote_some(tree.here)}) lie beside "
-            "the folders of the classes, and have no label; move them into one, or away"
+            "the folders of the classes, and have no label; move each into the folder of its class"
         )
 
 

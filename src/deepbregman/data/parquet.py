@@ -22,6 +22,7 @@ from deepbregman.data.stored import (
     group_by_split,
     list_parts,
     number_labels,
+    read_splits,
 )
 from deepbregman.errors import UserError, abbreviate
 from deepbregman.files import digest_files
@@ -58,8 +59,15 @@ class ParquetStore(Store):
 def index_parquet(path: Path) -> StoredData:
     """Read the tables of a folder, or one table."""
     groups = group_by_split(path, list_parts(path, ".parquet"))
-    _require_room(path, [part for files in groups.values() for part in files])
-    read = {name: _read_tables(files, name) for name, files in groups.items()}
+    first = [name for name in groups if name != "val" or "test" not in groups]
+    _require_room(path, [file for name in first for file in groups[name]])
+
+    def read_split(name: str) -> Tables:
+        if name not in first:
+            _require_room(path, groups[name])
+        return _read_tables(groups[name], name)
+
+    read = read_splits(groups, read_split, lambda tables: tables[1])
     names = next((found for _, _, found in read.values() if found), None)
     chosen = choose_splits({name: texts for name, (_, texts, _) in read.items()})
     labels, classes = number_labels({role: given for role, (_, given) in chosen.items()}, names)
@@ -112,9 +120,11 @@ def _require_room(path: Path, files: Sequence[Path]) -> None:
         )
 
 
-def _read_tables(
-    paths: Sequence[Path], name: str
-) -> tuple[ParquetStore, list[str | int] | None, list[str] | None]:
+Tables = tuple[ParquetStore, list[str | int] | None, list[str] | None]
+"""The images, the labels and the names of the classes of a split."""
+
+
+def _read_tables(paths: Sequence[Path], name: str) -> Tables:
     """Read the images, the labels and the names of the classes of one split."""
     arrow = _import_pyarrow()
     chunks: list[Any] = []

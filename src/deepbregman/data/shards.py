@@ -28,6 +28,7 @@ from deepbregman.data.stored import (
     group_by_split,
     list_parts,
     number_labels,
+    read_splits,
 )
 from deepbregman.errors import UserError, abbreviate
 from deepbregman.files import digest_files, find_user_cache, replace_file
@@ -119,10 +120,8 @@ class TarStore(Store):
 def index_shards(path: Path) -> StoredData:
     """Index the shards of a folder, or one shard."""
     groups = group_by_split(path, list_parts(path, ".tar"))
-    found = {name: read_index(files) for name, files in groups.items()}
-    chosen = choose_splits(
-        {name: index.labels and _to_labels(index.labels) for name, index in found.items()}
-    )
+    found = read_splits(groups, lambda name: read_index(groups[name]), _labels_of)
+    chosen = choose_splits({name: _labels_of(index) for name, index in found.items()})
     labels, classes = number_labels({role: given for role, (_, given) in chosen.items()})
     splits = {
         role: StoredSplit(
@@ -141,6 +140,10 @@ def _name_images(path: Path, shards: Sequence[Path], index: Index) -> tuple[str,
     folders = ["" if shard.parent == root else f"{shard.parent.name}/" for shard in shards]
     pairs = zip(index.shards.tolist(), index.names, strict=True)
     return tuple(f"{folders[shard]}{name}" for shard, name in pairs)
+
+
+def _labels_of(index: Index) -> list[str | int] | None:
+    return _to_labels(index.labels) if index.labels else None
 
 
 def _to_labels(texts: Sequence[str]) -> list[str | int]:

@@ -6,9 +6,9 @@
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,21 @@ def group_by_split(path: Path, parts: Sequence[Path]) -> dict[str, list[Path]]:
 NO_LABEL = (None, -1, "-1")
 """Labels of an image without a label, as test splits of benchmarks have them."""
 Labels = Sequence[str | int] | None
+Part = TypeVar("Part")
+
+
+def _has_any(labels: Labels) -> bool:
+    return labels is not None and any(label not in NO_LABEL for label in labels)
+
+
+def read_splits(
+    names: Collection[str], read: Callable[[str], Part], labels_of: Callable[[Part], Labels]
+) -> dict[str, Part]:
+    """Read ``train`` and ``test``, and ``val`` only if :func:`choose_splits` may take it."""
+    found = {name: read(name) for name in ("train", "test") if name in names}
+    if "val" in names and not ("test" in found and _has_any(labels_of(found["test"]))):
+        found["val"] = read("val")
+    return found
 
 
 def choose_splits(splits: Mapping[str, Labels]) -> dict[str, tuple[str, Labels]]:
@@ -117,10 +132,7 @@ def choose_splits(splits: Mapping[str, Labels]) -> dict[str, tuple[str, Labels]]
 
     ``val`` is the test split where there is no ``test``, or where only ``val`` has labels.
     """
-    known = {
-        name: None if labels is None or all(label in NO_LABEL for label in labels) else labels
-        for name, labels in splits.items()
-    }
+    known = {name: labels if _has_any(labels) else None for name, labels in splits.items()}
     tests = [name for name in ("test", "val") if name in known]
     labelled = [name for name in tests if known[name] is not None]
     chosen = {"train": "train"}
@@ -145,7 +157,7 @@ def limit_classes(num_images: int) -> int:
 
 def find_column(names: Sequence[str], columns: Sequence[str]) -> str | None:
     """Return the first of some names that a table has as a column, in any case."""
-    known = {column.lower(): column for column in columns}
+    known = {column.lower(): column for column in columns} | {column: column for column in columns}
     return next((known[name] for name in names if name in known), None)
 
 

@@ -316,6 +316,8 @@ def find_winners(scores: Tensor) -> Winners:
 def _read_probability(row: dict[str, str], path: Path) -> float:
     """Read the probability of a predicted label; a label of the user's need not have one."""
     text = row.get("probability", "0").replace(",", ".")  # a spreadsheet may write 0,25
+    if not row["label"]:  # an image that is still to be labelled
+        return 0.0
     if not text and is_yes(row.get("given") or ""):
         return 1.0
     try:

@@ -136,8 +136,9 @@ def record_rows(run: Run, rows: Sequence[Record]) -> None:
     All metrics of a variant are replaced together, so that they always come from one evaluation.
     """
 
-    def kind(row: Record) -> tuple[str | None, ...]:
-        against = (row.get("details") or {}).get("against")  # two folders may have one name
+    def kind(row: Record) -> tuple[str, ...]:
+        # Two folders that ood is measured against may have one name.
+        against = str((row.get("details") or {}).get("against") or "").rstrip("/")
         return row["protocol"], row["variant"], row["data"], against
 
     fresh = {kind(row) for row in rows}

@@ -254,8 +254,8 @@ class Measure(NamedTuple):
         names = row["data"], row["protocol"], row["variant"], row["metric"]
         train, test = (int(row.get(name) or 0) for name in ("num_train", "num_test"))
         details = row.get("details") or {}
-        epochs, against = int(details.get("epochs") or 0), str(details.get("against") or "")
-        return cls(*names, train, test, epochs, against)
+        against = str(details.get("against") or "").rstrip("/")
+        return cls(*names, train, test, int(details.get("epochs") or 0), against)
 
     @property
     def title(self) -> str:

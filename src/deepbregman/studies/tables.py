@@ -209,14 +209,16 @@ class TableQueue(TrialQueue):
             return
         before = read_json(self.folder / FILE).get("asked", {}).get("tuning_epochs")
         asked = self.plan.options.tuning_epochs
+        if not set(TRAINING) & set(self.plan.options.protocols):
+            return
         runs = [run for *_, run in _list_runs(self.folder)]
         found = {row["protocol"] for run in runs for row in run.evaluations()} & set(TRAINING)
         if before != asked and found:
-            words = "the defaults" if before is None else f"--tuning-epochs {before}"
+            words = "without it" if before is None else f"with --tuning-epochs {before}"
             raise UserError(
-                f"--tuning-epochs {'is left out' if asked is None else asked}: {self.folder} has "
-                f"rows of {join_words(sorted(found))} with {words}; give the same, "
-                "or another folder with --out"
+                f"--tuning-epochs {'is left out' if asked is None else asked}: in {self.folder}, "
+                f"{join_words(sorted(found))} were measured {words}; give the same, or another "
+                "folder with --out"
             )
 
     def save(self) -> Record:
@@ -285,6 +287,8 @@ def _begin(plan: TablePlan, device: str) -> None:
             for name, value in asdict(plan.options).items()
             if name not in ("out", "accelerator")
         }
+        if not set(TRAINING) & set(plan.options.protocols) and "asked" in before:
+            asked["tuning_epochs"] = before["asked"].get("tuning_epochs")
         record = {
             "arms": list(dict.fromkeys([*before.get("arms", []), *plan.arms])),
             "data": list(dict.fromkeys([*before.get("data", []), *plan.options.data])),

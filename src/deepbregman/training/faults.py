@@ -227,7 +227,7 @@ class Guard:
         # A mask of the user's may hold the infinite from the start.
         self._odd_buffers = {
             name
-            for name, buffer in step.named_buffers()
+            for name, buffer in step.named_buffers(remove_duplicate=False)
             if buffer.is_floating_point() and not torch.linalg.vector_norm(buffer).isfinite()
         }
 
