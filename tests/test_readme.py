@@ -583,19 +583,19 @@ def test_the_table_of_the_parts_is_the_committed_record():
             difference = arm["difference"][metric]
             cells += f" | {show_change(difference['mean'], difference['over_images'])}"
         assert f" | {cells} |" in text
-    with_one_seed = [arm for arm in record["arms"] if arm["metrics"][METRICS[0]]["n"] == 1]
-    words = f"has the {len(record['arms'])} arms, {len(with_one_seed)} of them with one seed"
+    assert {arm["metrics"][METRICS[0]]["n"] for arm in record["arms"]} == {2}
+    words = f"has the {len(record['arms'])} arms, with two seeds each"
     assert words in read_page("docs/studies.md")
     cells = {(cell["arm"], cell["seed"]): cell["metrics"][METRICS[0]] for cell in record["cells"]}
-    hard, whole = (cells[arm, 0] - cells["none", 0] for arm in ("form-hard", "recipe"))
-    words = f"it gains {hard:.1f} points where `best` gains {whole:.1f} with the same seed"
-    assert words in text
     between = abs(cells["recipe", 0] - cells["recipe", 1])
     assert f"linear differs by {between:.1f} between the two seeds of `best`" in text
     arms = {arm["arm"]: arm["difference"] for arm in record["arms"] if arm["arm"] != "none"}
-    kept = arms["momentum-none"][METRICS[1]]
-    change = show_change(kept["mean"], kept["over_images"])
-    assert f"Without momentum, the gain in kNN is {change}" in text
+    kept, contrasted = (
+        show_change(found["mean"], found["over_images"])
+        for found in (arms[name][METRICS[1]] for name in ("momentum-none", "compared-by-contrast"))
+    )
+    words = f"Without momentum, the gain in kNN is {kept}. With contrast instead of matching it is "
+    assert words + contrasted in text
     loss = -arms["subnetworks-learned"][METRICS[0]]["mean"]
     assert f"linear ends {loss:.1f} points below SimCLR" in text
 
@@ -612,6 +612,9 @@ def test_what_two_changes_did_in_each_seed_is_the_committed_record():
     words = "{:+.2f} and {:+.2f} linear, {:+.2f} and {:+.2f} kNN".format(*linear, *knn)
     text = "\n".join(plain_results())
     assert f"two seeds show none ({words})" in text
+    hard = (*compare("recipe", "form-hard", METRICS[1]), *compare("recipe", "form-hard", METRICS[0]))
+    words = "by {:.2f} and {:.2f} points in kNN, and by {:.2f} and {:.2f} linear".format(*hard)
+    assert f"The hard form is below it in both seeds: {words}" in text
     losses = compare("recipe", "teacher-view-strong", METRICS[1])
     words = "{:.2f} and {:.2f} in two seeds".format(*losses)
     assert f"With a strong view for the teacher, kNN loses {words}" in text
