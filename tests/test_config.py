@@ -701,6 +701,7 @@ def test_what_is_left_out_of_the_views_needs_no_settings():
     [
         ("simclr", {"divergence.weight": 1.0, "objective.weight": 0.0}, "objective.temperature"),
         ("swav", {"objective.queue": 0}, "objective.queue_from"),
+        ("best", {"divergence.weight": 0.0, "divergence.info_nce": 1.0}, "divergence.smoothing"),
     ],
 )
 def test_what_a_method_does_not_use_is_told(recipe, changes, unused):
@@ -708,6 +709,13 @@ def test_what_a_method_does_not_use_is_told(recipe, changes, unused):
     full = override(base, {"objective.queue": 3840} if recipe == "swav" else {})
     assert unused not in full.unused_fields
     assert unused in override(base, changes).unused_fields
+
+
+def test_a_teacher_that_is_off_ties_no_run_to_its_length():
+    rising = {"teacher.schedule": "cosine", "optimiser.schedule": "constant"}
+    config = override(load_recipe("best"), rising)
+    assert config.depends_on_length
+    assert not override(config, {"divergence.weight": 0.0}).depends_on_length
 
 
 def test_a_method_of_ones_own_keeps_its_weak_views_without_a_divergence():

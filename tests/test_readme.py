@@ -612,8 +612,9 @@ def test_what_two_changes_did_in_each_seed_is_the_committed_record():
     words = "{:+.2f} and {:+.2f} linear, {:+.2f} and {:+.2f} kNN".format(*linear, *knn)
     text = "\n".join(plain_results())
     assert f"two seeds show none ({words})" in text
-    hard = (*compare("recipe", "form-hard", METRICS[1]), *compare("recipe", "form-hard", METRICS[0]))
-    words = "by {:.2f} and {:.2f} points in kNN, and by {:.2f} and {:.2f} linear".format(*hard)
+    in_linear, in_knn = (compare("recipe", "form-hard", metric) for metric in METRICS[:2])
+    words = "by {:.2f} and {:.2f} points in kNN, and by {:.2f} and {:.2f} linear"
+    words = words.format(*in_knn, *in_linear)
     assert f"The hard form is below it in both seeds: {words}" in text
     losses = compare("recipe", "teacher-view-strong", METRICS[1])
     words = "{:.2f} and {:.2f} in two seeds".format(*losses)

@@ -46,8 +46,11 @@ def interval_over_images(
     """Return the 95 % interval of a mean difference for other seeds and other test images.
 
     An interval over seeds alone holds for these test images only. Here the variance of the mean
-    over the images is added, as for two crossed factors. The quantile is Student's, with the
-    degrees of freedom of Welch and Satterthwaite. Of one seed, it is the interval over images.
+    over the images is added. The sum counts what a seed does to single images twice, so where seeds
+    differ little the interval holds the mean more often than 95 %. (With few seeds, taking it off
+    once would leave so few degrees of freedom that the interval is hardly narrower, or wider.) The
+    quantile is Student's, with the degrees of freedom of Welch and Satterthwaite. Of one seed, it
+    is the interval over images.
 
     Args:
         changes: (S, N), for each seed and image 1, 0 or -1: right now and wrong before, no change,

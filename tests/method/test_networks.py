@@ -244,6 +244,12 @@ def test_a_layer_of_a_projection_has_a_norm_or_a_bias(norm, output_norm):
     assert biased == [not each for each in normed]
 
 
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 8, 8, 3), (1, 2, 3, 8, 8)])
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"expected \(N, 3, H, W\)"):
+        build_encoder("small", 8)(torch.rand(shape))
+
+
 def test_model_passes_h_to_z_to_scores():
     encoder = build_encoder("small", 8)
     projection = build_projection(encoder.num_features, 16, 8)

@@ -96,6 +96,18 @@ def test_two_steps_through_the_command_line(name, weight, command, few_digits, t
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_loss_in_evaluation_mode_changes_nothing(name):
+    """Neither a queue, a bank, a memory nor a centre."""
+    step = build(configure(name))
+    take_step(step)
+    step.eval()
+    before = copy.deepcopy(step.state_dict())
+    take_step(step)
+    after = step.state_dict()
+    assert [key for key, value in before.items() if not torch.equal(value, after[key])] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_only_the_encoder_of_cpc_cuts_images_into_patches(name):
     """That of PIRL sees the patches of its puzzle, and whole views too."""
     assert (build(configure(name)).objective.encoder.patch is not None) == (name == "cpc")

@@ -166,7 +166,7 @@ def test_what_a_run_is_measured_with(few_digits):
 def test_what_is_missing_of_a_run(few_digits, short_config, tmp_path):
     parts = (
         Part("knn", "knn"),
-        Part("ood", "ood", ("noise", "/data/b.npz")),
+        Part("ood", "ood", ("noise", "hf:mnist", "/data/b.npz")),
         Part("transfer-b", "transfer", ("/data/b.npz",)),
     )
     config = override(short_config, {"data.source": few_digits})
@@ -174,15 +174,18 @@ def test_what_is_missing_of_a_run(few_digits, short_config, tmp_path):
     assert trial.missing() == parts
     run = Run.create(tmp_path / "run", config, {})
 
-    def add(protocol: str, variant: str, data: str, epoch: int = 2) -> list[str]:
+    def add(protocol: str, variant: str, data: str, epoch: int = 2, **details: str) -> list[str]:
         row = {"protocol": protocol, "variant": variant, "data": data, "epoch": epoch}
+        row |= {"details": details}
         run.add_result(evaluations=[*run.evaluations(), row])
         return [part.name for part in trial.missing()]
 
     assert add("knn", "cosine, k=20", few_digits, epoch=1) == ["knn", "ood", "transfer-b"]
     assert add("knn", "cosine, k=20", "/elsewhere/few.npz") == ["ood", "transfer-b"]
-    assert add("ood", "noise: cosine, neighbour 50", few_digits) == ["ood", "transfer-b"]
-    assert add("ood", "b: cosine, neighbour 50", few_digits) == ["transfer-b"]
+    for variant, other in (("noise", "noise"), ("hf:mnist", "hf:mnist"), ("b", "/elsewhere/b.npz")):
+        assert trial.missing()[0].name == "ood"
+        left = add("ood", f"{variant}: cosine, neighbour 50", few_digits, against=other)
+    assert left == ["transfer-b"]
     assert add("transfer", "fine-tuned", few_digits) == ["transfer-b"]
     assert add("transfer", "fine-tuned", "/elsewhere/b.npz") == []
 

@@ -329,7 +329,6 @@ def test_the_divergences_weight_rises_over_its_warm_up():
     term = DivergenceTerm(DivergenceSettings(weight=3.0, warmup_epochs=0.75), 3)
     weights = [term.weight_at(step, 4) for step in range(5)]
     assert weights == pytest.approx([1.0, 2.0, 3.0, 3.0, 3.0])
-    assert [term.is_warming_up(step, 4) for step in range(5)] == [True] * 4 + [False]
 
 
 def test_groups_of_one_treatment_are_merged():

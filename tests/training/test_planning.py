@@ -350,3 +350,18 @@ def test_a_step_is_measured_in_proportion_to_the_batch(monkeypatch):
     # So do the steps of which each adds up two batches.
     both = override(config, {"training.accumulate": 2})
     assert measure_step(both, (8, 8), torch.device("cpu"), processes=2, spend=20.0) == 8.0
+
+
+def test_a_batch_is_measured_and_halved_by_what_the_method_needs():
+    """W-MSE whitens groups of 128 images, more than the 16 that are measured on a CPU."""
+    whitened = {
+        "objective.name": "wmse",
+        "encoder.name": "small",
+        "encoder.embedding": 64,
+        "encoder.projection_hidden": 16,
+        "data.image_size": 8,
+    }
+    config = override(load_recipe("auto"), {**whitened, "training.batch_size": 256})
+    assert measure_step(config, (8, 8), torch.device("cpu"), spend=0.0) > 0.0
+    assert plan(speed=0.1).config.training.batch_size == 32
+    assert plan(speed=0.1, given=whitened).config.training.batch_size == 128

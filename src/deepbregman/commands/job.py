@@ -110,8 +110,9 @@ def train_run(
         if source.skipped_notice:
             tell(source.skipped_notice)
         before = Run(folder) if resuming else None
-        sharing = run_together(fabric, lambda: describe_sharing(config, fabric.world_size, before))
         job, num_held_out = _assemble(config, source, fabric, folder, resuming, inputs)
+        network, number = job.step_module, fabric.world_size
+        sharing = run_together(fabric, lambda: describe_sharing(config, number, before, network))
 
         def begin() -> None:
             held.enter_context(hold_folder(folder))

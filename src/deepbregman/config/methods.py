@@ -70,6 +70,11 @@ class ObjectiveSettings(Section):
         """Check the method's own numbers against those of other tables."""
 
     @property
+    def batch_multiple(self) -> int:
+        """The number that the batch must be a multiple of."""
+        return 1
+
+    @property
     def depends_on_length(self) -> bool:
         """Whether a step depends on the share of training that is done, so on its length."""
         return False
@@ -542,6 +547,11 @@ class WMSESettings(ObjectiveSettings):
     """Random partitions of a batch into whitening batches over which the loss is averaged."""
     shrinkage: Share = 0.0
     """Share of the identity in the covariance that is inverted."""
+
+    @property
+    def batch_multiple(self) -> int:
+        """Only whole groups of images are whitened."""
+        return self.whitening_batch
 
     def check_sizes(self, view_size: int, batch_size: int, embedding: int) -> None:
         """Check that there are enough images to whiten."""

@@ -288,6 +288,8 @@ class DivergenceSettings(Section):
             found |= dict.fromkeys(unused, "divergence.compare is 'match'")
         if self.weight == 0.0:  # InfoNCE stands alone
             unused = [*contrast, "compare", "target_smoothing", "centring", "sets", "warmup_epochs"]
+            if self.usage_bonus == 0.0:
+                unused.append("smoothing")
             found |= dict.fromkeys(unused, "divergence.weight is 0")
         return found
 
@@ -580,7 +582,9 @@ class Config:
     @property
     def depends_on_length(self) -> bool:
         """Whether a step depends on the length of the run, as with a cosine schedule."""
-        schedules = [self.optimiser.schedule, self.teacher.schedule if self.teacher else ""]
+        schedules = [self.optimiser.schedule]
+        if self.teacher is not None and self.divergence.is_on:
+            schedules.append(self.teacher.schedule)
         return "cosine" in schedules or self.objective.depends_on_length
 
     @property

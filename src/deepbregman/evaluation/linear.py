@@ -44,7 +44,7 @@ WEIGHTED = "weighted classes"
 FLOAT64_ELEMENTS = 2**27
 _ONE_THREAD_ELEMENTS = 2**18
 _PRODUCTS_AT_ONCE, _MOST_PRODUCTS = 4, 1000
-# To make and factor a matrix takes as long as one product for each 4 of its unknowns, or less.
+# Building and factoring the matrix of U unknowns takes at most as long as U / 4 products.
 _UNKNOWNS_PER_PRODUCT, _MOST_UNKNOWNS = 4, 2048
 _COARSE = 0.1  # relative accuracy of a step far from the optimum
 _HALVINGS = 20

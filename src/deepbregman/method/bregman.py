@@ -397,7 +397,10 @@ def _sqrt(distance: Tensor) -> Tensor:
 
 
 def _linear(distance: Tensor) -> Tensor:
-    """Compute ``1 - D / max D``; if all are 0 but for rounding, 1, whose gradient is not huge."""
+    """Compute ``1 - D / max D``.
+
+    If max D is no more than rounding, D is divided by 1: a tiny divisor would make a huge gradient.
+    """
     largest = distance.max()
     return 1.0 - distance / torch.where(largest > torch.finfo(distance.dtype).eps, largest, 1.0)
 

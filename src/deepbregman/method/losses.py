@@ -293,10 +293,10 @@ def info_nce(
 def bank_share_loss(
     z: Tensor, target: Tensor, negatives: Tensor, *, temperature: Number = 0.2
 ) -> Tensor:
-    """Negative logarithm of the negatives' share, compared with an image's own target.
+    """Mean of ``-log(B / (A + B))``: the third term of SCE (Denize et al. 2023), the "ceiling".
 
-    The third term of SCE (Denize et al. 2023), which they call the ceiling: without it the
-    relations to the negatives would be matched, however much the own target outweighs them all.
+    A is exp(similarity / temperature) of an image and its own target, and B is the sum of the same
+    over the negatives. It limits A, which the relation to the negatives does not see.
 
     Args:
         z: (N, d) of the student.

@@ -64,7 +64,7 @@ class Encoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Encode images (N, 3, H, W), uint8 in 0..255 or floating point in [0, 1], to (N, d)."""
-        if images.ndim not in (3, 4) or images.shape[-3] not in (1, 3):
+        if images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(
                 f"images of shape {tuple(images.shape)}: expected (N, 3, H, W); if channels are "
                 "last, give images.permute(0, 3, 1, 2)"

@@ -47,7 +47,8 @@ class DINO(MomentumObjective, settings=DINOSettings):
         """Turn the teacher's embeddings (M, N, d) into distributions (M, N, K); move the centre."""
         scores: Tensor = self.teacher_prototypes(targets.flatten(0, 1))  # (M * N, K)
         shares = ((scores - self.centre) / self.target_temperature).softmax(dim=1)
-        self.centre.lerp_(scores.mean(dim=0), 1.0 - self.settings.centre_momentum)
+        if self.training:
+            self.centre.lerp_(scores.mean(dim=0), 1.0 - self.settings.centre_momentum)
         return shares.view(*targets.shape[:2], -1)
 
     def temperature_at(self, progress: float) -> float:

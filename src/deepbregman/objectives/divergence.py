@@ -21,7 +21,7 @@ from .objective import Group
 from .teacher import Bank, Prototypes, follow
 
 FEW_ACTIVE = 0.1
-"""Share of the subnetworks below which those in use are few."""
+"""Warn if fewer than this share of the subnetworks wins for any sample."""
 
 
 class Divergences(NamedTuple):
@@ -94,9 +94,9 @@ class DivergenceTerm(nn.Module):
                 is then compared with the targets of the others.
         """
         scores = _score(self.network, student)  # (M, N, K)
-        targets = None if teacher is None else self._score_targets(teacher)  # (M', N, K)
         terms: dict[str, Tensor] = {}
         if "divergence" in self.term_names:
+            targets = None if teacher is None else self._score_targets(teacher)  # (M', N, K)
             pairs = self._list_pairs(scores, targets, same_views)
             terms["divergence"] = torch.stack([self._compare(*pair) for pair in pairs]).mean()
         if "info_nce" in self.term_names:
@@ -165,13 +165,9 @@ class DivergenceTerm(nn.Module):
             follow(self.teacher_network, self.network, momentum)
 
     def weight_at(self, step: int, steps_per_epoch: int) -> float:
-        """Return the weight of the divergence at a step, counted from 0, while it warms up."""
+        """Return the weight of the divergence at a step, counted from 0; it may warm up."""
         share = compute_warmup(self.settings.warmup_epochs, step, steps_per_epoch)
         return self.settings.weight * share
-
-    def is_warming_up(self, step: int, steps_per_epoch: int) -> bool:
-        """Whether the weight changes at this step; once more at the end, to its full value."""
-        return step <= round(self.settings.warmup_epochs * steps_per_epoch)
 
     def parameter_groups(self) -> list[Group]:
         """Keep weight decay away from sigma: it would be pulled to 1."""

@@ -50,6 +50,6 @@ class MoCo(MomentumObjective, settings=MoCoSettings):
             )
             for a, b in pairs
         ]
-        if self.queue is not None:
+        if self.queue is not None and self.training:
             self.queue.push(keys.flatten(0, 1))
         return Outputs({"contrastive": torch.stack(losses).mean()}, queries, keys, h.detach())

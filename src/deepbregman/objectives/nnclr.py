@@ -46,7 +46,8 @@ class NNCLR(Objective, settings=NNCLRSettings):
         for a, b in list_pairs(len(z)):
             logits = cosine_scores(neighbours[a], predicted[b]) / self.temperature  # (N, N)
             losses.append(F.cross_entropy(logits, own))
-        self.queue.push(z[0].detach())
+        if self.training:
+            self.queue.push(z[0].detach())
         return Outputs({"contrastive": torch.stack(losses).mean()}, z, None, h.detach())
 
     @torch.no_grad()

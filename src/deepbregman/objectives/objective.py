@@ -50,7 +50,7 @@ class Group(NamedTuple):
     """Parameters that the optimiser treats alike."""
 
     parameters: Iterable[tuple[str, nn.Parameter]]  #: name and parameter
-    rate: float = 1.0  #: times the learning rate
+    rate: float = 1.0  #: factor of the learning rate
     scheduled: bool = True  #: whether the rate follows the schedule
     decayed: bool = True  #: whether weight decay may apply
     frozen_until: float = 0.0  #: share of training during which the rate is 0
@@ -98,7 +98,7 @@ class Objective(nn.Module):
     momentum = 0.99
     """Momentum of the method's teacher. The copy of a divergence's prototypes has it, too."""
     teaches_same_views = False
-    """Whether target m of the method's own teacher is of the student's view m."""
+    """Whether the teacher's target m comes from the same view as the student's embedding m."""
 
     def __init_subclass__(cls, settings: type[ObjectiveSettings] | None = None) -> None:
         super().__init_subclass__()

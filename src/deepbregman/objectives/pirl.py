@@ -18,7 +18,7 @@ class PIRL(Objective, settings=PIRLSettings):
     """The first view stays whole, the second is cut into patches and shuffled.
 
     Both are compared with the image's vector in a memory. The patches' embeddings are joined in
-    their shuffled order, so that the puzzle's embedding does not depend on the order.
+    shuffled order. The head is not told the order, so training teaches it to ignore the order.
     """
 
     temperature: Tensor

@@ -39,7 +39,8 @@ class ReSSL(MomentumObjective, settings=ReSSLSettings):
         # A copy, since the push below changes the rows before the gradient is computed.
         bank = self.bank.weight.clone()
         losses = [self.compare(view, target, bank) for view in z for target in targets]
-        self.bank.push(targets.flatten(0, 1))
+        if self.training:
+            self.bank.push(targets.flatten(0, 1))
         terms = {name: torch.stack([each[name] for each in losses]).mean() for name in losses[0]}
         return Outputs(terms, z, targets, h.detach())
 

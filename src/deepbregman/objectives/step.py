@@ -156,7 +156,8 @@ class Step(nn.Module):
         term = self.divergence
         if term is None or "divergence" not in self.term_names:
             return
-        if term.is_warming_up(step, steps_per_epoch):
+        # At the first step after the warm-up, the weight gets its full value.
+        if step <= round(term.settings.warmup_epochs * steps_per_epoch):
             place = self.term_names.index("divergence")
             self.factors[place].fill_(term.weight_at(step, steps_per_epoch))
 

@@ -39,7 +39,7 @@ class SwAV(Objective, settings=SwAVSettings):
         scores = self.prototypes(every.flatten(0, 1)).unflatten(0, every.shape[:2])  # (V, N, K)
         targets = torch.stack([self.assign(main) for main in scores[: len(z)].detach()])
         loss = cross_view_entropy(targets, scores, self.temperature)
-        if self.queue is not None:
+        if self.queue is not None and self.training:
             self.queue.push(z[0].detach())
         return Outputs({"assignment": loss}, z, None, h.detach())
 

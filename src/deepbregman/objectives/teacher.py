@@ -116,7 +116,7 @@ class Bank(nn.Module):
 
     @torch.no_grad()
     def push(self, embeddings: Tensor) -> None:
-        """Put in embeddings (N, d), the last of them the youngest; of more than K, the last K."""
+        """Put in embeddings (N, d), oldest first. Of more than K, only the last K are kept."""
         if embeddings.ndim != 2 or embeddings.shape[1] != self.weight.shape[1]:
             raise ValueError(
                 f"embeddings of shape {tuple(embeddings.shape)}: expected (N, "

@@ -215,6 +215,8 @@ def run_trial(
         except Diverged as error:
             outcome |= {"state": "diverged", "why": str(error)}
         Run.open(trial.folder).add_result(study=outcome)
+        # Or every worker would train it again, for ever.
+        assert trial.outcome() is not None, f"{trial.folder} is trained and measured, and not done"
     if not evaluation.keep_checkpoints:
         shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's is untyped

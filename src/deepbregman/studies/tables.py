@@ -134,7 +134,7 @@ def is_measured(part: Part, rows: Iterable[Record], cell: TableCell) -> bool:
         if row["protocol"] == part.protocol and name_dataset(row["data"]) == name_dataset(data)
     ]
     if part.protocol == "ood":
-        seen = {row["variant"].partition(":")[0] for row in found}
+        seen = {name_dataset(row["details"]["against"]) for row in found if row.get("details")}
         return seen >= {name_dataset(other) for other in part.others}
     return bool(found)
 

@@ -39,8 +39,8 @@ UNSETTLED = 0.5
 LONG = 3
 """Measurements that the long stability looks back."""
 SETTLED = 1.2
-"""A run drifts if more than this many times as many neighbours changed over ``LONG`` measurements
-as over one."""
+"""A run drifts if the share of neighbours that changed over ``LONG`` measurements is more than this
+times the share that changed over one."""
 HIGH_RATE = 0.5
 """Below this share of the highest learning rate, everything settles because the rate has fallen."""
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from deepbregman.config import Config
 from deepbregman.data import Source
@@ -115,7 +116,9 @@ def describe_job(
         yield f"not trained on: {'; '.join(unused)}{explain_ignored(source.ignored)}"
 
 
-def describe_sharing(config: Config, processes: int, resumed: Run | None) -> list[str]:
+def describe_sharing(
+    config: Config, processes: int, resumed: Run | None, network: nn.Module
+) -> list[str]:
     """Describe how processes share the work, and the effect of another number than before."""
     words = []
     settings = config.training
@@ -128,8 +131,11 @@ def describe_sharing(config: Config, processes: int, resumed: Run | None) -> lis
         )
     before = processes if resumed is None else resumed.last_processes()
     if before != processes:
-        differs = ["batch normalisation"] * (not settings.sync_norm)
-        differs += ["dropout"] * (config.divergence.dropout > 0.0)
+        differs = ["statistics of batch normalisation"] * (not settings.sync_norm)
+        rates = [
+            each.p for each in network.modules() if isinstance(each, (nn.Dropout, nn.Dropout2d))
+        ]
+        differs += ["masks of dropout"] * any(rates)
         differs += ["views of your own"] * any(g.custom for g in config.view_groups.values())
         effect = "the steps depend on the joint batch alone and are the same up to rounding"
         if differs:

@@ -45,9 +45,10 @@ class MomentumOptimiser(Optimizer):
 class Lars(MomentumOptimiser):
     """SGD with momentum and a learning rate adapted to each weight's norm, as SimCLR uses it.
 
-    After You et al. 2017, with two habits of later code: the norm below is taken after the decay is
-    added, and the velocity holds no learning rate, as in torch's SGD. Biases and normalisation
-    (groups that say ``is_weight: False``, or else parameters of one dimension) are not adapted.
+    Two things differ from You et al. 2017: the norm in the denominator is that of gradient plus
+    weight decay, and the learning rate multiplies the velocity, not the gradient. Biases and
+    normalisation (groups that say ``is_weight: False``, or else parameters of one dimension) are
+    not adapted.
     The local rate is ``trust * ||w|| / ||g + decay * w||``, times the global one. With ``clip`` it
     is a limit instead: a weight moves as by SGD, but by no more than its share ``trust``.
     """

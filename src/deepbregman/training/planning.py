@@ -246,7 +246,7 @@ def _lengthen(
         epochs = _choose_epochs(facts, wanted, epoch).value
         half = config.training.batch_size // 2
         is_short = epochs * count_steps(config, facts.num_images) < _SHORT_STEPS
-        fixed = facts.on_gpu or "training.batch_size" in given or half % facts.processes
+        fixed = facts.on_gpu or not _may_be(half, config, given, facts.processes)
         if fixed or not is_short or half < _SHORT_BATCH:
             return config, seconds
         config, seconds = override(config, {"training.batch_size": half}), seconds / 2
@@ -292,10 +292,16 @@ def _fit_into_memory(
             return config, measure(config, _MEASURED_SECONDS)
         except (RuntimeError, MemoryError) as error:
             half = config.training.batch_size // 2
-            fixed = "training.batch_size" in given or half < max(2, processes) or half % processes
-            if fixed or not is_out_of_memory(error):
+            if not (_may_be(half, config, given, processes) and is_out_of_memory(error)):
                 raise
         config = override(config, {"training.batch_size": half})
+
+
+def _may_be(batch: int, config: Config, given: Mapping[str, Any], processes: int) -> bool:
+    """Whether the batch may be this small: processes and the method need whole parts of it."""
+    parts = (processes, config.objective.batch_multiple)
+    is_whole = batch >= max(2, processes) and not any(batch % part for part in parts)
+    return is_whole and "training.batch_size" not in given
 
 
 def measure_step(
@@ -315,7 +321,9 @@ def measure_step(
         spend: seconds to measure for.
     """
     share = config.training.batch_size // processes
-    batch = share if device.type == "cuda" else min(share, _MEASURED_BATCH)
+    part = config.objective.batch_multiple
+    most = share if device.type == "cuda" else min(share, _MEASURED_BATCH)
+    batch = max(1, most // part) * part
     tried = override(config, {"training.batch_size": batch, "training.accumulate": 1})
     mixed = is_mixed(config, device)
     step = build_step(tried, mixed=mixed, own=own, num_images=batch, num_classes=2)

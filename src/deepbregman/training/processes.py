@@ -272,7 +272,7 @@ class SynchronisedNorm(_BatchNorm):
 
     Outputs, gradients and running statistics equal those of ordinary batch normalisation of the
     joint batch. Each process sends its count, mean and centred sum of squares: plain sums of
-    squares would cancel. torch's own class needs GPUs.
+    squares would lose digits when the mean is subtracted. torch's own class needs GPUs.
     """
 
     def forward(self, input: Tensor) -> Tensor:
