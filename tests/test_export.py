@@ -489,6 +489,17 @@ class TestLoading:
             load_encoder(tmp_path / "f.safetensors")
 
 
+def test_pixels_of_another_scale_are_refused(make_run):
+    encoder = load_encoder(make_run("small").path)
+    pixels = (255.0 * some_images()).to(torch.uint8)
+    assert torch.equal(encoder(pixels.float() / 255.0), encoder(pixels))
+    for wrong in (pixels.float(), (pixels.float() / 255.0 - 0.5) / 0.2):
+        with pytest.raises(ValueError, match=r"give uint8 in 0..255, or floating point in"):
+            encoder(wrong)
+    with pytest.raises(TypeError, match=r"of the type str: give a tensor \(N, 3, H, W\)"):
+        encoder("photo.png")
+
+
 class TestCommand:
     def test_it_prints_what_to_do(self, make_run, tmp_path, output):
         run, out = make_run("resnet18"), tmp_path / "e.pth"
@@ -506,7 +517,7 @@ class TestCommand:
         assert "torchscript" in wrong
         assert "torchvision" in wrong
         wrong = refusal("export", run.path, "--format", "onnx", "--out", out)
-        assert "the file is .onnx" in wrong
+        assert "it is to be a .onnx file" in wrong
         wrong = refusal("export", run.path, "--format", "timm", "--out", tmp_path / "no" / "e.pth")
         assert "does not exist; make it first" in wrong
         wrong = refusal("export", run.path, "--format", "torchvision", "--out", out)

@@ -102,13 +102,23 @@ def list_changeable(config: Config) -> frozenset[str]:
     return CHANGEABLE if config.depends_on_length else CHANGEABLE | {"training.epochs"}
 
 
+def name_free(name: str) -> str:
+    """Return the name of a new file in the working folder: with a number if it is taken."""
+    path, number = Path(name), 2
+    while path.exists():
+        path, number = path.with_name(f"{Path(name).stem}-{number}{path.suffix}"), number + 1
+    return str(path)
+
+
 def check_new_file(path: Path | str | None, suffix: str, option: str = "out") -> None:
     """Refuse, before any work, an output that could not be written or would replace a file."""
     if path is None:
         return
     path = Path(path)
     if path.suffix != suffix:
-        raise UserError(f"--{option} {path}: the file is {suffix}; give it a name with that ending")
+        raise UserError(
+            f"--{option} {path}: it is to be a {suffix} file; give it a name with that ending"
+        )
     if path.exists():
         raise UserError(f"--{option} {path} exists: name another file, or remove it")
     if not path.parent.is_dir():

@@ -340,7 +340,8 @@ class TestPrepare:
             assert "reached" not in err
 
     @pytest.mark.parametrize(
-        ("cache", "part"), [("c.zip", "is .npz"), ("no/c.npz", "not exist"), ("c.npz", "exists")]
+        ("cache", "part"),
+        [("c.zip", "is to be a .npz file"), ("no/c.npz", "not exist"), ("c.npz", "exists")],
     )
     def test_a_cache_that_cannot_be_written_is_refused_before_the_work(
         self, refusal, tmp_path, cache, part

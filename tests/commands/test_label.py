@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -223,7 +224,7 @@ def test_the_commands_that_follow_name_the_same_images(output, run, tmp_path):
     _, browser, again = (line.partition("deepbregman ")[2] for line in said.splitlines())
     same = [str(mine), "--data", str(other)]
     labels = ["--labels", str(few), "--out"]
-    assert shlex.split(browser) == ["explore", *same, *labels, "few.html"]
+    assert shlex.split(browser) == ["explore", *same, *labels, "the few.html"]
     assert shlex.split(again) == ["label", *same, *labels, "all.csv"]
     write_table(few, *FEW)
     out = tmp_path / "all.csv"
@@ -401,6 +402,14 @@ def test_new_photos_are_labelled_by_those_of_the_run(output, run, photos, tmp_pa
     said = " ".join(said.split())
     assert "from 8 labelled images; it holds for images like the labelled ones" in said
     assert "add them and their labels to what --labels names" in said
+    # A name that the run's own folder has, too, is printed with its folder.
+    for index in range(5):
+        (new / f"a-{index}.png").rename(new / f"red-{index + 4}.png")
+        (new / f"b-{index}.png").rename(new / f"blue-{index + 4}.png")
+    again = (*words[:-1], tmp_path / "again.csv")
+    listed = re.findall(r"^  (\S+)  \(", output(*again), re.MULTILINE)
+    assert len(listed) == 2
+    assert {Path(name).parent for name in listed} == {new}
 
 
 def test_new_photos_may_have_names_of_others(command, run, photos, tmp_path):
@@ -736,6 +745,37 @@ def test_a_table_that_a_spreadsheet_saved_in_another_code(refusal, run, photos, 
     err = refusal("label", run.path, "--labels", table, "--data", folder)
     words = "the label 'r�tlich' is not in UTF-8: in a spreadsheet, save the table as"
     assert f'{words} "CSV UTF-8"' in err
+
+
+def test_a_table_that_a_spreadsheet_took_for_another_code(command, run, photos, tmp_path):
+    """It opens UTF-8 as Windows-1252, and saves each special letter as two signs of UTF-8."""
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    (folder / "red-1.png").rename(folder / "\u00c1 gr\u00f6\u00dfer.png")  # a byte that 1252 lacks
+    garbled = "\u00c3\u0081 gr\u00c3\u00b6\u00c3\u0178er.png"
+    table = write_table(tmp_path / "few.csv", *FEW)
+    table.write_text(table.read_text().replace("red-1.png", garbled))
+    words = ("--labels", table, "--data", folder, "--out", tmp_path / "all.csv")
+    code, _, err = command("label", run.path, *words)
+    assert code == 0, err
+    given = {row["image"] for row in read_rows(tmp_path / "all.csv") if row["given"] == "yes"}
+    assert given == {*FEW, "\u00c1 gr\u00f6\u00dfer.png"} - {"red-1.png"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["image,label;", "red-1.png,;red"], "the table has both , and ; between columns"),
+        (["image,label;", '"red-1.png,red";'], "the table has both , and ; between columns"),
+        (
+            ["PK\x03\x04 an Excel file"],
+            'it is no CSV file; in a spreadsheet, save it as "CSV UTF-8"',
+        ),
+    ],
+)
+def test_what_another_spreadsheet_saves(refusal, run, tmp_path, lines, words):
+    table = tmp_path / "few.csv"
+    table.write_text("\n".join(lines))
+    assert words in refusal("label", run.path, "--labels", table)
 
 
 def test_labels_of_images_that_are_gone_or_damaged(refusal, run, photos, tmp_path):

@@ -124,6 +124,13 @@ def test_a_run_whose_images_have_moved_is_told_where_to_name_them(refusal, run_o
     assert "moved" not in err
 
 
+def test_a_run_of_the_name_of_its_images_is_not_taken_for_them(refusal, run_on_photos):
+    Path("photos").rename("archive")
+    Path("runs/mine").rename("runs/photos")
+    err = refusal("explore", "runs/photos", "--out", "m.html")
+    assert "if it has moved since runs/photos was trained, give its new place with --data" in err
+
+
 def test_who_continues_a_run_is_not_sent_to_an_option_that_is_refused(
     refusal, run_on_photos, monkeypatch
 ):

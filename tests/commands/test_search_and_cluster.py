@@ -232,7 +232,8 @@ class TestSearch:
             assert output(*words, query) == expected
         shutil.copy(copied / "red" / "red-2.png", copied / "blue" / "red-1.png")
         err = refusal(*words, "red-1.png")
-        assert "the last part is enough, if no other image has it" in err
+        assert "2 images of" in err
+        assert "have this name ('blue/red-1.png', 'red/red-1.png'); give one of these names" in err
 
     def test_unreadable_images_can_be_skipped(self, command, refusal, plain, flat, tmp_path):
         shutil.copytree(flat, tmp_path / "some")
@@ -400,7 +401,7 @@ class TestCluster:
             (["--clusters", 31], "clusters is 31: it must be a whole number from 2 to"),
             (
                 ["--clusters", 1],
-                "from 2 to 30, the number of images; one cluster would hold them all",
+                "from 2 to 30, the number of images",
             ),
             (["--clusters", 2, "--seeds", 0], "seeds is 0"),
             (["--clusters", 2, "--by", "divergence"], "no divergence network"),

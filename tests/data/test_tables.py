@@ -134,8 +134,11 @@ def test_images_without_a_label_and_predicted_labels_are_left_out(tmp_path, save
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["file,label", "a.png,x", "b.png,y", "away.png,x"], r"1 of 3 names .*'away.png'.* path"),
-        (["image,label", "same,x", "b.png,y"], r"1 of 2 names .*'same'"),
+        (
+            ["file,label", "a.png,x", "b.png,y", "away.png,x"],
+            r"1 name \('away.png'\) belong to no image in or below its folder",
+        ),
+        (["image,label", "same,x", "b.png,y"], r"1 name \('same'\) belong to several images"),
         (["image,label", "a.png,x", "b.png,y", "a.png,y"], r"'a.png' is 'x' .* and 'y' .* one"),
         (
             ["image,label,split", "a.png,x,train", "b.png,y,train", "a.png,x,test"],

@@ -583,7 +583,7 @@ def test_a_folder_keeps_to_what_it_began_with(words, message, few_digits, out, r
         (["kappa", "--seeds", "0"], "--seeds 0: there must be at least 1"),
         (["kappa", "--trials", "3"], "kappa is a grid and takes no --trials"),
         (["kappa", "--values", "many"], "divergence.num_subnetworks is 'many'"),
-        (["kappa", "--set", "divergence.sgima=1"], "did you mean 'sigma'"),
+        (["kappa", "--set", "divergence.sgima=1"], "did you mean 'divergence.sigma'"),
         *(
             (
                 [name, "--recipe", "simclr", *("--set", "data.source=digits")],

@@ -283,7 +283,9 @@ def test_a_second_interrupt_during_the_save(command, recipe, tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", impatient)
     code, said = command(recipe, "--run", folder)
     assert code == 130
-    assert "stopped at once, without saving; what was saved before is kept" in said
+    assert (
+        "stopped at once, without saving; an earlier checkpoint, if there is one, is kept" in said
+    )
     assert "everything is saved" not in said
     assert f"--resume {folder}" in said
     assert saved_step(folder) == 2

@@ -159,7 +159,9 @@ def test_a_second_ctrl_c_does_not_wait_for_a_long_call(times):
     assert ended.returncode == 130
     first, second = ended.stderr.strip().splitlines()[::2]
     assert first.startswith("saving after this step")
-    assert second.endswith("what was saved before is kept, continue with: deepbregman again")
+    assert second.endswith(
+        "an earlier checkpoint, if there is one, is kept; continue with: deepbregman again"
+    )
 
 
 def test_a_second_ctrl_c_does_not_end_a_program_of_the_users_own():

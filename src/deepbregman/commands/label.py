@@ -12,7 +12,7 @@ from rich.console import Console
 
 from deepbregman.errors import UserError, notify, require_seed, require_whole
 from deepbregman.reporting.screen import draw_rows
-from deepbregman.runs import Run, check_new_file, is_complete
+from deepbregman.runs import Run, check_new_file, is_complete, name_free
 from deepbregman.terminal import MaybePath, MaybeText, count_words, ignore_progress, join_words, say
 
 from .parameters import (
@@ -222,9 +222,11 @@ def show_draw_first_images(found: FirstImages, console: Console) -> None:
     say(console, f"wrote {found.table}: {images} to label first, drawn at random")
     if found.sheet is not None:
         say(console, f"sheet: {found.sheet}")
-    browser = _write_command("explore", found, "--labels", found.table, "--out", "few.html")
+    page = name_free(found.table.with_suffix(".html").name)
+    browser = _write_command("explore", found, "--labels", found.table, "--out", page)
     say(console, f"write a label beside each name; to label in a browser instead: {browser}")
-    again = _write_command("label", found, "--labels", found.table, "--out", "all.csv")
+    every = name_free("all.csv")
+    again = _write_command("label", found, "--labels", found.table, "--out", every)
     say(console, f"next: {again}")
 
 
@@ -315,7 +317,8 @@ def _show_next_steps(found: "Labelling", console: Console) -> None:
     if found.suggestions:
         say(console, "most useful to label next:")
         for one in found.suggestions:
-            say(console, f"  {one.name}  ({one.guess}? {100 * one.probability:.0f} %)")
+            name = _name_alone(one.name, found)
+            say(console, f"  {name}  ({one.guess}? {100 * one.probability:.0f} %)")
     if found.table is not None:
         say(console, f"labels: {found.table}")
     if found.sheet is not None:
@@ -328,8 +331,17 @@ def _show_next_steps(found: "Labelling", console: Console) -> None:
         words += "; then repeat this command with that file and another --out"
         say(console, f"to improve the labels: {words}")
     if found.table is not None:
-        page = _write_command("explore", found, "--labels", found.table, "--out", "labelled.html")
+        out = name_free("labelled.html")
+        page = _write_command("explore", found, "--labels", found.table, "--out", out)
         say(console, f"next: {page}")
+
+
+def _name_alone(name: str, found: "Labelling") -> str:
+    """Write the folder before the name of an image if the run's own folder has such a name, too."""
+    if found.data is None or not (Path(found.data) / name).is_file():
+        return name
+    own = Path(Run.open(found.run).config.data.source).expanduser()
+    return str(Path(found.data) / name) if (own / name).is_file() else name
 
 
 def _find_surprises(found: "Labelling") -> Iterator[str]:

@@ -253,7 +253,8 @@ def check_dataset(
 def _find_again(data: Path, run: Path, resuming: bool) -> str:
     """Say how to reach a run's dataset, which is not where its configuration has it."""
     for folder in run.resolve().parents[:3]:  # as runs/mine, runs/mine/best or mine
-        if not data.is_absolute() and (folder / data).exists():
+        is_run = (folder / data / "config.toml").is_file()  # of the same name as the images
+        if not data.is_absolute() and (folder / data).exists() and not is_run:
             place = shlex.quote(os.path.relpath(folder / data))
             other = "" if resuming else f", or look at the images with --data {place}"
             return f"{run} names it as seen from {folder}: start the command there{other}"

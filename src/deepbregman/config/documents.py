@@ -64,7 +64,8 @@ def from_dict(values: dict[str, Any]) -> Config:
         fields = [field.name for field in dataclasses.fields(kind)]
         for key in value:
             if key not in fields:
-                guess = suggest(key, fields) or f"; {name} has {', '.join(fields)}"
+                names = [f"{name}.{field}" for field in fields]
+                guess = suggest(f"{name}.{key}", names) or f"; {name} has {', '.join(fields)}"
                 raise UserError(f"unknown field {abbreviate(f'{name}.{key}')}{guess}")
         parts[name] = kind(**value)
     return Config(**parts)

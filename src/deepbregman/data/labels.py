@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,8 +106,23 @@ def index_last_parts(names: Sequence[str]) -> dict[str, int]:
 
 
 def join_accents(name: str) -> str:
-    """Write each letter with its accent, as keyboards do; in names from macOS they may be apart."""
+    """Write letters that are not English as keyboards do.
+
+    Names from macOS may have the accent apart. A spreadsheet that took UTF-8 for Windows-1252
+    writes two or three signs for each such letter.
+    """
+    if name.isascii():
+        return name
+    with suppress(UnicodeError):  # raised by all other names
+        name = b"".join(map(_encode_as_windows, name)).decode("utf-8")
     return unicodedata.normalize("NFC", name)
+
+
+def _encode_as_windows(sign: str) -> bytes:
+    try:
+        return sign.encode("cp1252")
+    except UnicodeError:
+        return sign.encode("latin-1")  # the five bytes that Windows-1252 leaves out
 
 
 def refuse_names(
@@ -161,7 +177,10 @@ def read_table(path: Path) -> list[dict[str, str]]:
     where = f"labels {str(path)!r}"
     try:
         with path.open("rb") as raw:
-            is_wide = raw.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            start = raw.read(4)
+        if start == b"PK\x03\x04":
+            raise UserError(f'{where}: it is no CSV file; in a spreadsheet, save it as "CSV UTF-8"')
+        is_wide = start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         # A name of a file need not be text. "Unicode text" of a spreadsheet is UTF-16.
         code, errors = ("utf-16", "strict") if is_wide else ("utf-8-sig", "surrogateescape")
         with path.open(newline="", encoding=code, errors=errors) as file:
@@ -176,7 +195,9 @@ def read_table(path: Path) -> list[dict[str, str]]:
         raise UserError(
             f"{where}: it cannot be read as CSV ({error}); save the table in UTF-8"
         ) from None
-    except (OSError, csv.Error) as error:
+    except csv.Error as error:
+        raise UserError(f"{where}: it cannot be read as CSV ({error}){_explain(first)}") from None
+    except OSError as error:
         raise UserError(f"{where}: it cannot be read as CSV ({error})") from None
     kinds = {"image": IMAGE_COLUMNS, "label": LABEL_COLUMNS}
     missing = [kind for kind, names in kinds.items() if not set(names) & set(header)]
@@ -184,7 +205,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
         titles = join_words(f"{kind} over the column of {kind}s" for kind in missing)
         raise UserError(
             f"{where}: the first line is {first.strip()[:80]!r}; it must name the columns, "
-            f"image and label among them; write {titles}"
+            f"image and label among them{_explain(first) or f'; write {titles}'}"
         )
     for kind, names in kinds.items():
         header[header.index(next(name for name in names if name in header))] = kind
@@ -205,6 +226,16 @@ def read_table(path: Path) -> list[dict[str, str]]:
             "lines, so that your labels count"
         )
     return table
+
+
+def _explain(first: str) -> str:
+    """Say why the first line of a table may be wrong: it was saved by another spreadsheet."""
+    if "," not in first or ";" not in first:
+        return ""
+    return (
+        "; the table has both , and ; between columns: open it again in the spreadsheet as text "
+        'with the comma as separator, and save it as "CSV UTF-8"'
+    )
 
 
 def _name_column(written: str) -> str:

@@ -22,6 +22,7 @@ from deepbregman.data.labels import (
     show_text,
 )
 from deepbregman.errors import UserError, notify
+from deepbregman.terminal import count_words
 
 TABLE_SUFFIX = ".csv"
 
@@ -93,16 +94,24 @@ def _find_images(table: Path, names: Sequence[str]) -> list[Path]:
     if missing:
         tree = read_tree(folder)
         paths = list(chain(tree.here, *tree.groups.values()))
-        last = index_last_parts([join_accents(path.name) for path in paths])
+        whole = [join_accents(path.name) for path in paths]
+        last = index_last_parts(whole)
+        ends = {*whole, *(os.path.splitext(name)[0] for name in whole)}
         known = {name: last.get(join_accents(name)) for name in missing}
         places |= {name: paths[index] for name, index in known.items() if index is not None}
         unknown = [name for name, index in known.items() if index is None]
-        if unknown:
-            raise UserError(
-                f"data.source {str(table)!r}: {len(unknown)} of {len(names)} names are not one "
-                f"image in or below its folder ({quote_some(map(show_text, unknown))}); write the "
-                "path from the table's folder to each image"
+        several = [name for name in unknown if join_accents(name) in ends]
+        none = [name for name in unknown if join_accents(name) not in ends]
+        wrong = [
+            f"{count_words(len(some), 'name')} ({quote_some(map(show_text, some))}) {what}"
+            for some, what in (
+                (none, "belong to no image in or below its folder: correct or delete these lines"),
+                (several, "belong to several images: write the path from the table's folder"),
             )
+            if some
+        ]
+        if wrong:
+            raise UserError(f"data.source {str(table)!r}: {'; '.join(wrong)}")
     return [places[name] for name in names]
 
 

@@ -382,7 +382,7 @@ def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> i
     if not isinstance(clusters, Integral) or not 2 <= clusters <= num_images:
         raise UserError(
             f"clusters is {clusters!r}: it must be a whole number from 2 to {num_images}, the "
-            "number of images; one cluster would hold them all"
+            "number of images"
         )
     return int(clusters)
 

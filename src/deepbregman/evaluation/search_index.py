@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from deepbregman.data.datasets import expand_home
 from deepbregman.data.decoding import decode_image
-from deepbregman.data.folders import Listing
+from deepbregman.data.folders import Listing, quote_some
 from deepbregman.data.labels import index_last_parts, join_accents
 from deepbregman.errors import UserError, notify
 from deepbregman.files import digest, digest_files, replace_file
@@ -123,6 +123,13 @@ def find_place(words: str, splits: Mapping[str, Names], data: str) -> tuple[str,
         counts = {name: len(split.names or ()) for name, split in splits.items()}
         places = [(name, index) for name, count in counts.items() for index in range(count)]
         return places[last[words]]
+    every = [name for split in splits.values() for name in split.names or ()]
+    several = [name for name in every if name.rpartition("/")[2] == words]
+    if len(several) > 1:
+        raise UserError(
+            f"query {words!r}: {len(several)} images of {data!r} have this name "
+            f"({quote_some(several)}); give one of these names"
+        )
     raise refuse_query(words, data)
 
 

@@ -40,8 +40,29 @@ def load_encoder(
         In evaluation mode; takes (N, 3, H, W) images, uint8 or floats in [0, 1].
     """
     if isinstance(run, Run) or not Path(run).is_file():
-        return load_trained_encoder(run, device, encoder)
-    return read_export(Path(run)).build(device, encoder)
+        loaded = load_trained_encoder(run, device, encoder)
+    else:
+        loaded = read_export(Path(run)).build(device, encoder)
+    loaded.register_forward_pre_hook(_refuse_other_scales)
+    return loaded
+
+
+def _refuse_other_scales(encoder: nn.Module, inputs: tuple[object, ...]) -> None:
+    """Refuse floats that are not from 0 to 1: in 0..255, or normalised already.
+
+    On the CPU only: of a GPU, the host would have to wait for the answer.
+    """
+    images = inputs[0] if inputs else None
+    if torch.compiler.is_compiling() or not isinstance(images, Tensor):
+        return
+    if images.device.type != "cpu" or not images.is_floating_point() or not images.numel():
+        return
+    low, high = (float(value) for value in images.detach().aminmax())
+    if low < -1.0 or high > 2.0:  # resizing may go somewhat beyond 0 and 1
+        raise ValueError(
+            f"images from {low:.3g} to {high:.3g}: give uint8 in 0..255, or floating point in "
+            "[0, 1]; the encoder normalises them itself"
+        )
 
 
 class Export(NamedTuple):

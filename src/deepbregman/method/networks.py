@@ -64,6 +64,11 @@ class Encoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Encode images (N, 3, H, W), uint8 in 0..255 or floating point in [0, 1], to (N, d)."""
+        if not isinstance(images, Tensor):
+            raise TypeError(
+                f"images is of the type {type(images).__name__}: give a tensor (N, 3, H, W), such "
+                "as torchvision.io.decode_image(path, 'RGB')[None]"
+            )
         if images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(
                 f"images of shape {tuple(images.shape)}: expected (N, 3, H, W); if channels are "

@@ -112,7 +112,8 @@ def _draw_slice(record: Record, key: str, dimension: Dimension) -> Figure | None
         return None
     points = [_make_point(row, dimension) | {"value": round_digits(row["value"])} for row in done]
     x, kind = _make_axis(dimension)
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
+    axis = alt.Axis(format=".4~g")  # vega rounds a tick between two equal values away
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=axis)
     words = make_tooltip({"trial:Q": "trial", kind: field, "value:Q": "value"})
     age = alt.Color("trial:Q", scale=alt.Scale(range=["#a6cee8", "#00456b"]), legend=None)
     dots = begin_chart(points).mark_point(filled=True, size=45, opacity=0.85)

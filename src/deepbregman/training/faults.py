@@ -96,8 +96,8 @@ def watch_signals(
 
 def describe_hard_stop(command: str) -> str:
     """Say what a second Ctrl-C did."""
-    words = "stopped at once, without saving; what was saved before is kept"
-    return f"{words}, continue with: {command}"
+    words = "stopped at once, without saving; an earlier checkpoint, if there is one, is kept"
+    return f"{words}; continue with: {command}"
 
 
 @contextmanager

@@ -41,8 +41,8 @@ def find_surprises(config: Config, num_seen: int) -> Iterator[str]:
     if 0 < epochs <= warmup:
         yield (
             f"warning: optimiser.warmup_epochs is {warmup:g} and training.epochs {epochs}: the run "
-            "ends while the learning rate still rises; shorten the warm-up, such as to "
-            f"{0.05 * epochs:g}"
+            "ends while the learning rate still rises; set optimiser.warmup_epochs to "
+            f"{0.05 * epochs:g} or so"
         )
     divergence = config.divergence
     if divergence.is_on and divergence.source == "bank":
@@ -80,8 +80,10 @@ def describe_job(
         origin = "its random weights" if start is None else f"the weights of {start}"
         yield f"nothing is trained: {config.encoder.name} keeps {origin}; run {job.run.path}"
         return
+    is_done = job.step >= settings.epochs * job.steps_per_epoch
+    what = "pretraining" if not resuming else "checking" if is_done else "resuming"
     yield (
-        f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {num_images:,} "
+        f"{what} {config.encoder.name} on {num_images:,} "
         f"images of {config.data.source} at {config.data.image_size} px: "
         f"{count_words(settings.epochs, 'epoch')} of {count_words(job.steps_per_epoch, 'step')}, "
         f"batch {settings.batch_size}, "

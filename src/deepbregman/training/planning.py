@@ -31,6 +31,7 @@ _BASE_BATCH, _BASE_RATE = 512, 1.0  # of the recipe best
 _SHORT_STEPS, _SHORT_BATCH, _LOWEST_SHARE = 1000, 32, 0.1
 # Below so many images the rate of a short run falls with their number too, down to this share.
 _FEW_IMAGES, _LOWEST_FOR_FEW = 1000, 0.3
+_TOO_FEW_IMAGES = 100
 _SHORT_RISE = 0.5  # share of a short run over which the weight of the divergence rises
 _BANK, _FILLING = 4096, 0.05  # largest bank, and share of the run after which it must be full
 _WARMUP, _LONGEST_WARMUP = 0.05, 10.0  # share of the epochs, and most epochs
@@ -135,6 +136,9 @@ def make_plan(
             f"allows {_SHORT_STEPS:,}; if other programs keep the machine busy now, start again "
             "later"
         )
+    elif facts.num_images < _TOO_FEW_IMAGES:
+        images = count_words(facts.num_images, "image")
+        warning = f"warning: {images} teach an encoder little; give hundreds, better thousands"
     return Plan(plan.config, tuple(plan.made), steps * seconds, enough, warning)
 
 
