@@ -298,7 +298,8 @@ def test_times_as_people_write_them(text, seconds):
 def test_a_program_names_images_as_the_command_does(photos, tmp_path, kind):
     changes = {"training.epochs": 1, "training.tensorboard": False, "training.knn_every": 0}
     changes |= {"encoder.name": "small", "encoder.projection_hidden": 16}
-    run = pretrain(kind(photos), run=tmp_path / "run", changes=changes)
+    with pytest.warns(Notice, match="40 images teach an encoder little; give hundreds"):
+        run = pretrain(kind(photos), run=tmp_path / "run", changes=changes)
     assert run.config.data.source == str(photos)
     assert run.config == pretrain("auto", data=photos, run=run.path, changes=changes).config
 

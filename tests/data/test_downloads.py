@@ -128,6 +128,7 @@ def test_failed_download_says_where_the_files_belong(
     tmp_path, monkeypatch, name, folder, module, failure
 ):
     def fail(*args: object, **kwargs: object) -> None:
+        (tmp_path / "root").mkdir(exist_ok=True)
         raise failure
 
     monkeypatch.setattr(f"torchvision.datasets.{module}.download_and_extract_archive", fail)
@@ -136,4 +137,5 @@ def test_failed_download_says_where_the_files_belong(
     message = str(caught.value)
     for part in (name, str(tmp_path / "root" / folder), "http", str(failure), "data.root"):
         assert part in message
+    assert not (tmp_path / "root").exists()
     assert socket.getdefaulttimeout() is None

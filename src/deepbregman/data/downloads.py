@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,14 @@ def _read_stl10(folder: Path, name: str) -> Split:
 @contextmanager
 def _explain_failure(name: str, root: Path, base_folder: str, url: str) -> Iterator[None]:
     """Limit the wait for the network, and explain what to do if files are missing or damaged."""
-    timeout = socket.getdefaulttimeout()
+    timeout, was_there = socket.getdefaulttimeout(), root.exists()
     socket.setdefaulttimeout(_NETWORK_TIMEOUT)
     try:
         yield
     except Exception as error:  # the network, the disk, the archive, the checksum
+        if not was_there:
+            with suppress(OSError):  # it holds a part that the next download goes on with
+                root.rmdir()
         folder, reason = str(root / base_folder), str(error) or type(error).__name__
         raise UserError(
             f"data.source {name!r}: no whole copy of its files in {folder!r}"

@@ -19,7 +19,7 @@ from deepbregman.reporting.screen import (
 )
 from deepbregman.runs import Record
 from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
-from deepbregman.terminal import say
+from deepbregman.terminal import count_words, say
 
 from .definition import ALONE, StudyResult
 
@@ -195,7 +195,9 @@ def print_result(result: StudyResult, console: Console) -> None:
         say(console, f"figure: {path}")
     if results.get("best"):
         best = folder / "best.toml"
-        say(console, f"best:   {best}\nnext:   deepbregman pretrain {shlex.quote(str(best))}")
+        length = count_words(results["epochs"], "epoch")
+        say(console, f"best:   {best}, with the {length} of a trial; change them for a long run")
+        say(console, f"next:   deepbregman pretrain {shlex.quote(str(best))}")
 
 
 # Studies that compute and draw at once, without trials.

@@ -231,7 +231,7 @@ def _choose_bank(config: Config, facts: Facts, steps: int) -> Choice:
 def _choose_epochs(facts: Facts, wanted: int, seconds: float) -> Choice:
     """Choose the length: as wanted, or less where an epoch takes too many seconds."""
     possible = int(PLANNED_SHARE * facts.limit / seconds)
-    granted = "" if facts.budget is not None else "; --budget 12h allows more"
+    granted = "" if facts.budget else f"; --budget {choose_budget(wanted * seconds)} allows that"
     if possible >= wanted:
         return Choice("training.epochs", wanted, f"enough for {facts.num_images:,} images")
     limit = format_duration(facts.limit)
