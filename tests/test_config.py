@@ -558,8 +558,11 @@ def test_unknown_recipe_lists_the_known(name):
     ("tables", "parts"),
     [
         ({"optimizer": {}}, ("'optimizer'", "did you mean 'optimiser'?")),
-        ({"optimiser": {"lerning_rate": 1}}, ("'optimiser.lerning_rate'", "'learning_rate'?")),
-        ({"divergence": {"num_subnetwork": 1}}, ("did you mean 'num_subnetworks'?",)),
+        (
+            {"optimiser": {"lerning_rate": 1}},
+            ("'optimiser.lerning_rate'", "'optimiser.learning_rate'?"),
+        ),
+        ({"divergence": {"num_subnetwork": 1}}, ("did you mean 'divergence.num_subnetworks'?",)),
         ({"training": 5}, ("training is 5", "[training]")),
         ({"training": []}, ("training is []", "[training]")),
         ({"encoder": {"name": "resnet5"}}, ("encoder.name is 'resnet5'", "did you mean 'resnet")),
@@ -768,7 +771,7 @@ def test_override_by_dotted_names():
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"training.epoch": 1}, ("'training.epoch'", "did you mean 'epochs'?")),
+        ({"training.epoch": 1}, ("'training.epoch'", "did you mean 'training.epochs'?")),
         ({"trainin.epochs": 1}, ("'trainin.epochs'", "did you mean 'training.epochs'?")),
         ({"epochs": 1}, ("'epochs'", "did you mean 'training.epochs'?")),
         ({"queue": 1}, ("'queue'", "did you mean 'objective.queue'?")),
@@ -776,7 +779,7 @@ def test_override_by_dotted_names():
         ({"nonsense": 1}, ("'nonsense'", "it must be seed or a field of data, views, weak_views")),
         ({"sed": 1}, ("'sed'", "did you mean 'seed'?")),
         ({"seed.x": 1}, ("'seed.x'",)),
-        ({"training.epochs.x": 1}, ("'training.epochs.x'", "did you mean 'epochs'?")),
+        ({"training.epochs.x": 1}, ("'training.epochs.x'", "did you mean 'training.epochs'?")),
         ({"training": 1}, ("training is 1", "[training]")),
         ({"data": "x", "data.root": "y"}, ("data is 'x'", "[data]")),
         ({"weak_views": None, "weak_views.num_views": 2}, ("weak_views is None", "[weak_views]")),

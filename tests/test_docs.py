@@ -62,6 +62,7 @@ def test_tables_of_records_are_as_the_script_writes_them():
     page = (DOCS / "results.md").read_text()
     assert page.count("<!-- table of studies/tables ") == 3
     assert page.count("<!-- table of studies/tables-cpu ") == 1
+    assert page.count("<!-- table of studies/both-cpu ") == 1
     assert tables.fill(page) == page, "run python docs/tables.py"
     page = (DOCS / "speed.md").read_text()
     assert "<!-- table of bench/h200/methods -->" in page

@@ -1,6 +1,7 @@
 """The README's commands and Python blocks run as they are written, with short settings."""
 
 import csv
+import itertools
 import json
 import re
 import shlex
@@ -660,6 +661,32 @@ def test_what_may_be_better_than_best_is_the_records():
     )
     page = " ".join(" ".join(lines).split())
     assert f"sharper targets in kNN ({knn}), but not in linear ({linear})" in page
+
+
+def test_why_best_has_one_term_is_the_records():
+    record = load("studies/best-on-holdout/results.json")
+    assert (record["evaluate_on"], record["epochs"]) == ("holdout", 200)
+    found = {(cell["arm"], cell["seed"]): cell["metrics"] for cell in record["cells"]}
+    linear, knn = (
+        [found["best-both", seed][m] - found["best", seed][m] for seed in (0, 1)]
+        for m in METRICS[:2]
+    )
+    words = "by {:.2f} and {:.2f} points linear, and by {:.2f} and {:.2f} in kNN (k = 20; "
+    assert words.format(*linear, *knn) in " ".join(" ".join(plain_results()).split())
+    rows: dict[tuple[str, int], dict[tuple[str, ...], float]] = {}
+    for arm, seed in itertools.product(("best", "best-both", "best-control"), (0, 1)):
+        folder = f"studies/both-cpu/runs/{arm}-cifar8k-seed{seed}"
+        rows[arm, seed] = {
+            (row["protocol"], row["variant"]): row["value"]
+            for row in load(f"{folder}/result.json")["evaluations"]
+            if row["metric"] in ("top1", "mAP", "NMI")
+        }
+    for seed in (0, 1):
+        best, both, control = (rows[f"best{end}", seed] for end in ("", "-both", "-control"))
+        assert len(best) > 50
+        assert [key for key, value in best.items() if both[key] >= value] == []
+        few = {key: value for key, value in best.items() if key[0] == "few"}
+        assert [key for key, value in few.items() if control[key] >= value] == []
 
 
 def test_trials_of_the_teacher_are_their_records():
