@@ -264,7 +264,7 @@ class TestCommands:
     def test_resume_takes_the_runs_own_configuration(self, output, refusal, recipe, tmp_path):
         output("pretrain", recipe, "--run", tmp_path / "run")
         out = output("pretrain", "--resume", tmp_path / "run")
-        assert "resuming" in out
+        assert "checking" in out
         refusal("pretrain", "--resume", tmp_path / "run", "--training.epochs", 9)
 
     def test_help_and_refusals_need_no_torch(self, short_run, tmp_path):

@@ -109,10 +109,11 @@ def train_run(
                 source = run_first_then_others(fabric, lambda: inputs.open(config))
         if source.skipped_notice:
             tell(source.skipped_notice)
-        before = Run(folder) if resuming else None
+        number, earlier = fabric.world_size, fabric.world_size
+        if resuming:  # assembling records the processes of today
+            earlier = run_together(fabric, lambda: Run(folder).last_processes())
         job, num_held_out = _assemble(config, source, fabric, folder, resuming, inputs)
-        network, number = job.step_module, fabric.world_size
-        sharing = run_together(fabric, lambda: describe_sharing(config, number, before, network))
+        sharing = describe_sharing(config, number, earlier, job.step_module)
 
         def begin() -> None:
             held.enter_context(hold_folder(folder))

@@ -196,7 +196,7 @@ def print_result(result: StudyResult, console: Console) -> None:
     if results.get("best"):
         best = folder / "best.toml"
         length = count_words(results["epochs"], "epoch")
-        say(console, f"best:   {best}, with the {length} of a trial; change them for a long run")
+        say(console, f"best:   {best} ({length}, as in the trials; a long run needs more)")
         say(console, f"next:   deepbregman pretrain {shlex.quote(str(best))}")
 
 

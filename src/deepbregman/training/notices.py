@@ -10,7 +10,7 @@ from torch import nn
 from deepbregman.config import Config
 from deepbregman.data import Source
 from deepbregman.data.folders import NOT_CLASSES, describe_ignored, explain_ignored
-from deepbregman.runs import Run, is_complete
+from deepbregman.runs import is_complete
 from deepbregman.terminal import count_words, format_duration, join_words, say
 
 from .checkpoints import list_changes
@@ -118,9 +118,7 @@ def describe_job(
         yield f"not trained on: {'; '.join(unused)}{explain_ignored(source.ignored)}"
 
 
-def describe_sharing(
-    config: Config, processes: int, resumed: Run | None, network: nn.Module
-) -> list[str]:
+def describe_sharing(config: Config, processes: int, before: int, network: nn.Module) -> list[str]:
     """Describe how processes share the work, and the effect of another number than before."""
     words = []
     settings = config.training
@@ -131,7 +129,6 @@ def describe_sharing(
             f"batch {settings.batch_size} = {processes} processes x {share}; negatives from all; "
             f"batch normalisation over {norm}"
         )
-    before = processes if resumed is None else resumed.last_processes()
     if before != processes:
         differs = ["statistics of batch normalisation"] * (not settings.sync_norm)
         rates = [
