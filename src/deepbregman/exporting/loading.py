@@ -53,7 +53,7 @@ def _refuse_other_scales(encoder: nn.Module, inputs: tuple[object, ...]) -> None
     On the CPU only: of a GPU, the host would have to wait for the answer.
     """
     images = inputs[0] if inputs else None
-    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # untyped
+    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # not in its stubs
     if is_traced or torch.compiler.is_compiling() or not isinstance(images, Tensor):
         return
     if images.device.type != "cpu" or not images.is_floating_point() or not images.numel():
