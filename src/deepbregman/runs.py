@@ -102,7 +102,7 @@ def list_changeable(config: Config) -> frozenset[str]:
     return CHANGEABLE if config.depends_on_length else CHANGEABLE | {"training.epochs"}
 
 
-def name_free(name: str) -> str:
+def choose_free_name(name: str) -> str:
     """Return the name of a new file in the working folder: with a number if it is taken."""
     path, number = Path(name), 2
     while path.exists():

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from deepbregman.errors import UserError, notify, require_seed, require_whole
 from deepbregman.reporting.screen import draw_rows
-from deepbregman.runs import Run, check_new_file, is_complete, name_free
+from deepbregman.runs import Run, check_new_file, choose_free_name, is_complete
 from deepbregman.terminal import MaybePath, MaybeText, count_words, ignore_progress, join_words, say
 
 from .parameters import (
@@ -222,10 +222,10 @@ def show_draw_first_images(found: FirstImages, console: Console) -> None:
     say(console, f"wrote {found.table}: {images} to label first, drawn at random")
     if found.sheet is not None:
         say(console, f"sheet: {found.sheet}")
-    page = name_free(found.table.with_suffix(".html").name)
+    page = choose_free_name(found.table.with_suffix(".html").name)
     browser = _write_command("explore", found, "--labels", found.table, "--out", page)
     say(console, f"write a label beside each name; to label in a browser instead: {browser}")
-    every = name_free("all.csv")
+    every = choose_free_name("all.csv")
     again = _write_command("label", found, "--labels", found.table, "--out", every)
     say(console, f"next: {again}")
 
@@ -317,7 +317,7 @@ def _show_next_steps(found: "Labelling", console: Console) -> None:
     if found.suggestions:
         say(console, "most useful to label next:")
         for one in found.suggestions:
-            name = _name_alone(one.name, found)
+            name = _name_with_folder(one.name, found)
             say(console, f"  {name}  ({one.guess}? {100 * one.probability:.0f} %)")
     if found.table is not None:
         say(console, f"labels: {found.table}")
@@ -331,12 +331,12 @@ def _show_next_steps(found: "Labelling", console: Console) -> None:
         words += "; then repeat this command with that file and another --out"
         say(console, f"to improve the labels: {words}")
     if found.table is not None:
-        out = name_free("labelled.html")
+        out = choose_free_name("labelled.html")
         page = _write_command("explore", found, "--labels", found.table, "--out", out)
         say(console, f"next: {page}")
 
 
-def _name_alone(name: str, found: "Labelling") -> str:
+def _name_with_folder(name: str, found: "Labelling") -> str:
     """Write the folder before the name of an image if the run's own folder has such a name, too."""
     if found.data is None or not (Path(found.data) / name).is_file():
         return name

@@ -196,7 +196,9 @@ def read_table(path: Path) -> list[dict[str, str]]:
             f"{where}: it cannot be read as CSV ({error}); save the table in UTF-8"
         ) from None
     except csv.Error as error:
-        raise UserError(f"{where}: it cannot be read as CSV ({error}){_explain(first)}") from None
+        raise UserError(
+            f"{where}: it cannot be read as CSV ({error}){_explain_separators(first)}"
+        ) from None
     except OSError as error:
         raise UserError(f"{where}: it cannot be read as CSV ({error})") from None
     kinds = {"image": IMAGE_COLUMNS, "label": LABEL_COLUMNS}
@@ -205,7 +207,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
         titles = join_words(f"{kind} over the column of {kind}s" for kind in missing)
         raise UserError(
             f"{where}: the first line is {first.strip()[:80]!r}; it must name the columns, "
-            f"image and label among them{_explain(first) or f'; write {titles}'}"
+            f"image and label among them{_explain_separators(first) or f'; write {titles}'}"
         )
     for kind, names in kinds.items():
         header[header.index(next(name for name in names if name in header))] = kind
@@ -228,8 +230,8 @@ def read_table(path: Path) -> list[dict[str, str]]:
     return table
 
 
-def _explain(first: str) -> str:
-    """Say why the first line of a table may be wrong: it was saved by another spreadsheet."""
+def _explain_separators(first: str) -> str:
+    """Say what is wrong if the first line has both separators; else say nothing."""
     if "," not in first or ";" not in first:
         return ""
     return (

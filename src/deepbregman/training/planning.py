@@ -31,7 +31,7 @@ _BASE_BATCH, _BASE_RATE = 512, 1.0  # of the recipe best
 _SHORT_STEPS, _SHORT_BATCH, _LOWEST_SHARE = 1000, 32, 0.1
 # Below so many images the rate of a short run falls with their number too, down to this share.
 _FEW_IMAGES, _LOWEST_FOR_FEW = 1000, 0.3
-_TOO_FEW_IMAGES = 100
+_TOO_FEW_IMAGES = 100  # fewer bring a warning
 _SHORT_RISE = 0.5  # share of a short run over which the weight of the divergence rises
 _BANK, _FILLING = 4096, 0.05  # largest bank, and share of the run after which it must be full
 _WARMUP, _LONGEST_WARMUP = 0.05, 10.0  # share of the epochs, and most epochs
@@ -250,7 +250,7 @@ def _lengthen(
         epochs = _choose_epochs(facts, wanted, epoch).value
         half = config.training.batch_size // 2
         is_short = epochs * count_steps(config, facts.num_images) < _SHORT_STEPS
-        fixed = facts.on_gpu or not _may_be(half, config, given, facts.processes)
+        fixed = facts.on_gpu or not _can_be_halved_to(half, config, given, facts.processes)
         if fixed or not is_short or half < _SHORT_BATCH:
             return config, seconds
         config, seconds = override(config, {"training.batch_size": half}), seconds / 2
@@ -296,13 +296,13 @@ def _fit_into_memory(
             return config, measure(config, _MEASURED_SECONDS)
         except (RuntimeError, MemoryError) as error:
             half = config.training.batch_size // 2
-            if not (_may_be(half, config, given, processes) and is_out_of_memory(error)):
+            if not (_can_be_halved_to(half, config, given, processes) and is_out_of_memory(error)):
                 raise
         config = override(config, {"training.batch_size": half})
 
 
-def _may_be(batch: int, config: Config, given: Mapping[str, Any], processes: int) -> bool:
-    """Whether the batch may be this small: processes and the method need whole parts of it."""
+def _can_be_halved_to(batch: int, config: Config, given: Mapping[str, Any], processes: int) -> bool:
+    """Whether a batch may be halved to this: processes and the method need whole parts of it."""
     parts = (processes, config.objective.batch_multiple)
     is_whole = batch >= max(2, processes) and not any(batch % part for part in parts)
     return is_whole and "training.batch_size" not in given
